@@ -160,7 +160,7 @@ def serve(storage: str | type[CheckpointStorage], url: str | None, option: str =
             f"'mine://place', got {None if url is None else shown_url(url)!r}"
         )
     scheme = found[1].lower()
-    if _is_of_others(scheme):
+    if scheme in {"file", "local"} | fsspec_schemes():
         raise ConfigError(
             f"{option}, directory: {scheme}:// means files of this machine, or is fsspec's; choose another scheme for "
             f"{kind.__qualname__}"
@@ -201,11 +201,12 @@ def installed(scheme: str) -> type[CheckpointStorage] | None:
     return _served.get(scheme)
 
 
-def _is_of_others(scheme: str) -> bool:
+def fsspec_schemes() -> set[str]:
+    """Return the schemes that fsspec knows: those that need a package, and those that a program has registered."""
     # Late: a directory of this machine needs no fsspec.
     from fsspec.registry import known_implementations, registry
 
-    return scheme in {"file", "local", *known_implementations, *registry}
+    return {*known_implementations, *registry}
 
 
 def imported(name: str, option: str, expected: str) -> object:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Literal
 
 from ftlayer import checks
-from ftlayer.checkpoint.custom_storage import CheckpointStorage, installed, serve, served
+from ftlayer.checkpoint.custom_storage import CheckpointStorage, fsspec_schemes, installed, serve, served
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.migration import StateMigration
 from ftlayer.config import MIB
@@ -299,11 +299,7 @@ def _check_scheme(url: str | None, name: str) -> None:
     scheme, is_url, _ = (url or "").partition("://")
     if not is_url or served(scheme.lower()):
         return
-    # Late: a directory of this machine needs no fsspec.
-    from fsspec.registry import known_implementations, registry
-
-    # Those that need a package, and those that a program has registered.
-    known = {*known_implementations, *registry}
+    known = fsspec_schemes()
     unknown = [part for part in scheme.lower().split("::") if part not in known]
     if unknown and installed(scheme.lower()) is None:
         near = get_close_matches(unknown[0], known, 1)

@@ -98,7 +98,7 @@ from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.topology.operators import IterationHead, Source
 from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.transport.address import MAX_PORT, Address, parse_address
-from ftlayer.transport.connection import Endpoint
+from ftlayer.transport.flight_connection import Endpoint
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.vertex.calls import CheckpointTotals, StreamOptions
 from ftlayer.vertex.client.client import VertexClient

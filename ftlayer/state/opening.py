@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from time import thread_time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.options import CheckpointConfig
@@ -15,7 +15,7 @@ from ftlayer.checkpoint.storage.opening import SlotStorage
 from ftlayer.checkpoint.storage.writer import PieceWriter
 from ftlayer.errors import CheckpointDamagedError, ConfigError, IncompatibleCheckpointError
 from ftlayer.functions.keyed import Key, StateCache
-from ftlayer.state.contract import BackendSpec, CheckpointedBackend, Frozen
+from ftlayer.state.contract import BackendSpec, Frozen
 from ftlayer.state.lmdb import copies as lmdb_layout
 from ftlayer.state.operators import SubtaskOperatorStates
 from ftlayer.state.snapshots import entries, serializer
@@ -26,7 +26,6 @@ from ftlayer.state.snapshots.changelog import (
     Pace,
     StateView,
     StateWriter,
-    StoreView,
 )
 from ftlayer.state.snapshots.entries import (
     Block,
@@ -52,12 +51,14 @@ from ftlayer.state.tables.layers import (
     LayeredTable,
     Sharing,
     StateMemory,
-    Store,
     footprint,
     max_kept,
     merged,
     sliced,
 )
+
+if TYPE_CHECKING:
+    from ftlayer.state.lmdb.stores import LmdbStores
 
 
 class SubtaskState:
@@ -311,28 +312,6 @@ _WAITING_S = 0.02
 """… and while its input waits for that."""
 
 
-class Spilling(Protocol):
-    """What keeps the stores below the tables, and moves into them what is too much for memory."""
-
-    def store(self, info: TableInfo, groups: KeyGroups) -> Store:
-        """Return the store of a new table."""
-
-    def view(self, tables: Sequence[TableView]) -> StoreView:
-        """Return what is in the stores, for a snapshot; called in its thread."""
-
-    def is_empty(self) -> bool:
-        """Whether nothing was ever moved into a store."""
-
-    def move(self, tables: Sequence[tuple[TableInfo, KeyGroups, LayeredTable]]) -> int:
-        """Move some entries of bases into the stores, or prepare for it: a few milliseconds.
-
-        Returns the bytes of memory that they took up. Called while neither is read.
-        """
-
-    def close(self) -> None:
-        """Remove the stores."""
-
-
 class StateUpkeep:
     """Merges layers, and moves what is too much for memory into the stores below the tables, if there are any."""
 
@@ -340,7 +319,7 @@ class StateUpkeep:
         self,
         tables: Sequence[tuple[TableInfo, KeyGroups, LayeredTable]],
         sharing: Sharing,
-        spilling: Spilling | None,
+        spilling: LmdbStores | None,
     ) -> None:
         """``tables`` are all that there are, those that are still to come too."""
         self._tables = tables
@@ -440,7 +419,10 @@ LOG_MS = 250
 
 
 class LayeredBackend:
-    """State in memory, and below it in a store if there is one: `ftlayer.state.contract.CheckpointedBackend`."""
+    """State and timers of every operator of a subtask: in memory, and below it in a store if there is one.
+
+    Belongs to the task's thread, save what `Frozen` says. It is a `ftlayer.functions.keyed.Backend`.
+    """
 
     copies = True
 
@@ -449,7 +431,7 @@ class LayeredBackend:
         config: CheckpointConfig,
         spec: BackendSpec,
         compaction: Compaction,
-        spilling: Spilling | None = None,
+        spilling: LmdbStores | None = None,
         changelog: Changelog | None = None,
     ) -> None:
         self._spec = spec
@@ -483,6 +465,10 @@ class LayeredBackend:
         return self.subtask.operators(uid)
 
     def opened(self) -> None:
+        """All functions are open, and no record was handled: a state that is asked for from now on is not declared.
+
+        `IncompatibleCheckpointError` for what the checkpoint's program declared, and this one does not.
+        """
         self.subtask.opened()
 
     def filled(self, keys: Collection[Key], values: Collection[Any]) -> None:
@@ -497,9 +483,11 @@ class LayeredBackend:
     # ------------------------------------------------------------ snapshots
 
     def freeze(self, barrier: Barrier, now_ms: int = 0) -> Frozen:
-        """Freeze the state for a snapshot: keyed state in layers, operator state as bytes. See the contract.
+        """Freeze the state for a snapshot: keyed state in layers, operator state as bytes.
 
-        `StateSerializationError` for operator state that cannot be written.
+        It takes a few milliseconds at most. Several may be out at a time. ``now_ms``: processing time. Values with a
+        time to live that are over by then may be left out; 0: none are. `StateSerializationError` for operator state
+        that cannot be written.
         """
         for cache in self.subtask.caches():
             cache.write_back()
@@ -633,10 +621,12 @@ class LayeredBackend:
         )
 
     def completed(self, checkpoint: int) -> None:
+        """The checkpoint is complete: what it refers to stays, and later ones may build on it."""
         if self._lineage is not None:
             self._lineage.completed(checkpoint)
 
     def aborted(self, checkpoint: int) -> None:
+        """The checkpoint was given up: nothing may build on it."""
         if self._lineage is not None:
             self._lineage.aborted(checkpoint)
 
@@ -648,9 +638,10 @@ class LayeredBackend:
         return self._upkeep.is_full
 
     def tend(self, now_ms: int, handled: int = 0) -> None:
-        """Do a bit of what keeps layers few and memory small; a part of the time that batches take.
+        """Do a bit of what keeps layers few and memory small, between two batches; a part of the time that they take.
 
-        Where the input waits for it, as much as can be done in a few milliseconds.
+        Where the input waits for it, as much as can be done in a few milliseconds. ``handled``: records that the task
+        has handled since the last call.
         """
         self.subtask.look_for_renamed()
         for cache in self.subtask.caches():
@@ -692,7 +683,7 @@ def open_backend(
     restore: SubtaskRestore | None,
     storage: SlotStorage,
     location: str,
-) -> CheckpointedBackend:
+) -> LayeredBackend:
     """Return a backend that holds what ``restore`` has of the subtask's key groups and operators.
 
     ``location`` is the directory that the pieces' paths are relative to. State of operators that are not in

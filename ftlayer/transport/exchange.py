@@ -6,13 +6,12 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from pyarrow import flight
 
 from ftlayer.errors import FTLayerError
 from ftlayer.transport.address import Address
-from ftlayer.transport.connection import Connection
 from ftlayer.transport.flight_connection import TRANSPORT_ERRORS, TokenCheck, WriterThread
 from ftlayer.transport.sockets import Door
 
@@ -80,6 +79,32 @@ def _leave_to_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+class Connection(Protocol):
+    """A stream of frames, both ways. One thread reads, another writes; `cancel` is of any thread.
+
+    Methods raise one of `TRANSPORT_ERRORS` when the stream is broken or
+    cancelled, and the `FTLayerError` that the server has ended it with.
+    """
+
+    def open(self) -> None:
+        """Connect, and begin the stream; comes first, and once."""
+
+    def read(self) -> bytes | None:
+        """Wait for the next frame; None when the server has ended the stream in order."""
+
+    def write(self, frame: bytes) -> None:
+        """Write a frame; waits while the server does not read."""
+
+    def end(self) -> None:
+        """Tell the server that no frame comes behind those written."""
+
+    def cancel(self) -> None:
+        """Break the stream: a thread that waits in a method is freed. May come before `open`, and repeatedly."""
+
+    def close(self) -> None:
+        """Free everything; comes last, when no other thread uses the stream any more."""
 
 
 T = TypeVar("T")

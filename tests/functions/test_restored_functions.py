@@ -31,8 +31,8 @@ from ftlayer.functions.windows.function import (
     WindowKind,
     window_function,
 )
-from ftlayer.state.contract import BackendSpec, CheckpointedBackend
-from ftlayer.state.opening import open_backend
+from ftlayer.state.contract import BackendSpec
+from ftlayer.state.opening import LayeredBackend, open_backend
 from ftlayer.topology.job_graph_generator import as_co_process
 from ftlayer.topology.operators import Join
 
@@ -84,7 +84,7 @@ class Run:
         restore: SubtaskRestore | None = None,
     ) -> None:
         keys = {operator.uid: pa.schema([RECORD.field("k")])}
-        self.backend: CheckpointedBackend = open_backend(
+        self.backend: LayeredBackend = open_backend(
             CheckpointConfig(backend=backend), BackendSpec(0, 8, 8, keys), restore, pieces, ""
         )
         self.chain = TopologyChain([operator], inputs, self.backend)

@@ -43,7 +43,7 @@ from ftlayer.spark import sessions
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.layer import RetryDefaults
 from ftlayer.transport.address import parse_address
-from ftlayer.transport.connection import Endpoint
+from ftlayer.transport.flight_connection import Endpoint
 from ftlayer.vertex.calls import StreamCircuit, StreamOptions
 
 WAIT_S = 600

@@ -24,11 +24,11 @@ from ftlayer.functions.undo.log import UndoLog
 from ftlayer.partitioning.replay import groups_of
 from ftlayer.state import opening as backend
 from ftlayer.state import opening as merging
-from ftlayer.state.contract import BackendSnapshot, BackendSpec, CheckpointedBackend, Frozen
+from ftlayer.state.contract import BackendSnapshot, BackendSpec, Frozen
 from ftlayer.state.lmdb import copies as lmdb_copy
 from ftlayer.state.lmdb import stores as lmdb
 from ftlayer.state.lmdb import stores as sweep
-from ftlayer.state.opening import open_backend
+from ftlayer.state.opening import LayeredBackend, open_backend
 from ftlayer.state.snapshots import changelog, entries, lineage
 from ftlayer.state.snapshots import entries as view
 from ftlayer.state.tables import layers as memory
@@ -153,7 +153,7 @@ def shown(table: Any) -> dict[str, str]:
     return {repr(key): repr(value) for key, value in table.items()}
 
 
-def contents(found: CheckpointedBackend, uid: str, kind: str) -> dict[str, str]:
+def contents(found: LayeredBackend, uid: str, kind: str) -> dict[str, str]:
     state = found.state(uid)
     if kind == "value":
         return shown(state.values("v"))
@@ -165,7 +165,7 @@ def contents(found: CheckpointedBackend, uid: str, kind: str) -> dict[str, str]:
 class KeptUndoBackend(UndoBackend):
     """Operators are asked for once, and kept by what asks."""
 
-    def __init__(self, backend: CheckpointedBackend, log: UndoLog) -> None:
+    def __init__(self, backend: LayeredBackend, log: UndoLog) -> None:
         super().__init__(backend, log)
         self.state = functools.cache(self.state)  # type: ignore[method-assign]
         self.operators = functools.cache(self.operators)  # type: ignore[method-assign]
@@ -193,7 +193,7 @@ class Run:
 
     def _open(
         self, config: CheckpointConfig, subtask: int, parallelism: int, restore: SubtaskRestore | None
-    ) -> CheckpointedBackend:
+    ) -> LayeredBackend:
         own = groups_of(subtask, parallelism, GROUPS)
         spec = BackendSpec(own.start, own.stop, GROUPS, KEYS)
         return open_backend(config, spec, restore, self.storage, "")
@@ -328,7 +328,7 @@ class Run:
     def undone(self, steps: list[tuple[str, dict[str, Any]]]) -> None:
         """Change things through an undo log, and take all of it back."""
         found, model, log = self.backend, copy.deepcopy(self.model), UndoLog()
-        self.backend = cast(CheckpointedBackend, KeptUndoBackend(found, log))
+        self.backend = cast(LayeredBackend, KeptUndoBackend(found, log))
         for step, arguments in steps:
             getattr(self, step)(**copy.deepcopy(arguments))
         log.undo()
@@ -453,16 +453,14 @@ class Run:
         self.backend = self._restored(out, self.config, 0, 1)
         self.model = copy.deepcopy(out.model)
 
-    def _restored(
-        self, out: Out, config: CheckpointConfig, subtask: int, parallelism: int
-    ) -> CheckpointedBackend:
+    def _restored(self, out: Out, config: CheckpointConfig, subtask: int, parallelism: int) -> LayeredBackend:
         assert out.written is not None
         keyed = (out.written.keyed,) if out.written.keyed else ()
         operators: tuple[OperatorState, ...] = out.written.operators if subtask == 0 else ()
         restore = SubtaskRestore("chain", subtask, keyed, operators)
         return self._open(config, subtask, parallelism, restore)
 
-    def _check(self, model: Model, parts: list[CheckpointedBackend]) -> None:
+    def _check(self, model: Model, parts: list[LayeredBackend]) -> None:
         for uid, schema in KEYS.items():
             groups = KeyGroups(uid, schema, GROUPS)
             for number, part in enumerate(parts):

@@ -18,8 +18,8 @@ from ftlayer.errors import ConfigError
 from ftlayer.functions.context import ExpiringList, ExpiringMap, ExpiringValue
 from ftlayer.functions.keyed import Backend
 from ftlayer.functions.ttl import StateTtl, table_name
-from ftlayer.state.contract import BackendSpec, CheckpointedBackend
-from ftlayer.state.opening import open_backend
+from ftlayer.state.contract import BackendSpec
+from ftlayer.state.opening import LayeredBackend, open_backend
 
 SCHEMA = pa.schema([("k", pa.string())])
 KEYS = ("a", "b", "c")
@@ -34,7 +34,7 @@ steps = st.lists(
 )
 
 
-def opened(storage: Any, config: CheckpointConfig, restore: SubtaskRestore | None) -> CheckpointedBackend:
+def opened(storage: Any, config: CheckpointConfig, restore: SubtaskRestore | None) -> LayeredBackend:
     return open_backend(config, BackendSpec(0, 16, 16, {"op": SCHEMA}), restore, storage, "")
 
 
@@ -54,7 +54,7 @@ class Handles:
         return found
 
 
-def raw(backend: CheckpointedBackend) -> list[int]:
+def raw(backend: LayeredBackend) -> list[int]:
     """Return the times of all that is stored, over or not."""
     state: Any = backend.state("op")
     times = [stamped[0] for _, stamped in state.values("v (ttl)").items()]

@@ -20,7 +20,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from hmac import compare_digest
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -107,9 +107,10 @@ LETTERS_SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class LettersHead:
-    """What the schema says of a file."""
+class LetterFile:
+    """A file that is there: how many letters were written and not taken out (purged ones count)."""
 
+    name: str
     letters: int
     lasting: bool
 
@@ -133,8 +134,8 @@ def encode_letters(batch: LetterBatch, signer: Signer) -> bytes:
 
 def decode_letters(
     data: bytes, name: str, location: str, signer: Signer
-) -> tuple[LettersHead, list[pa.RecordBatch]]:
-    """Return what a file says of itself, and its parts; ``location`` is for messages.
+) -> tuple[LetterFile, list[pa.RecordBatch]]:
+    """Return what a file's schema says of it, and its parts; ``location`` is for messages.
 
     Raises `CheckpointDamagedError` for anything but what `encode_letters` with the same key gave for the same name,
     and `IncompatibleCheckpointError` for a format of a newer ftlayer.
@@ -147,11 +148,10 @@ def decode_letters(
             "another key (see CheckpointConfig.key): give that key, or a copy of the file; remove it to go on without"
         )
     with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
-        head = _head_of(reader.schema, location)
-        return head, list(reader)
+        return _head_of(reader.schema, name, location), list(reader)
 
 
-def read_head(data: bytes, location: str) -> LettersHead:
+def read_head(data: bytes, name: str, location: str) -> LetterFile:
     """Return what the first `HEAD_BYTES` of a file say; they are not checked. Errors as `decode_letters`."""
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(data))
@@ -159,7 +159,7 @@ def read_head(data: bytes, location: str) -> LettersHead:
         raise CheckpointDamagedError(
             f"{shown_url(location)}: this is no file of dead letters: {error}"
         ) from error
-    return _head_of(schema, location)
+    return _head_of(schema, name, location)
 
 
 def letters_of(part: pa.RecordBatch) -> list[ChainLetter]:
@@ -189,7 +189,7 @@ def _size(letter: ChainLetter) -> int:
     return len(letter.payload) + len(letter.key) + texts + _TEXT_BYTES
 
 
-def _head_of(schema: pa.Schema, location: str) -> LettersHead:
+def _head_of(schema: pa.Schema, name: str, location: str) -> LetterFile:
     said = schema.metadata or {}
     try:
         version = int(said[_VERSION_KEY])
@@ -197,7 +197,7 @@ def _head_of(schema: pa.Schema, location: str) -> LettersHead:
             raise IncompatibleCheckpointError(
                 other_format(location, version, _VERSION, said.get(_WRITER_KEY))
             )
-        return LettersHead(int(said[_LETTERS_KEY]), said[_LASTING_KEY] == b"1")
+        return LetterFile(name, int(said[_LETTERS_KEY]), said[_LASTING_KEY] == b"1")
     except (KeyError, ValueError) as error:
         raise CheckpointDamagedError(
             f"{shown_url(location)}: this is no file of dead letters: {error!r}"
@@ -213,15 +213,6 @@ _LETTERS, _PURGED, _REQUEUED, _RETURNED = ".arrow", ".purged", ".requeued", ".re
 
 
 @dataclass(frozen=True, slots=True)
-class LetterFile:
-    """A file that is there: how many letters were written and not taken out (purged ones count)."""
-
-    name: str
-    letters: int
-    lasting: bool
-
-
-@dataclass(frozen=True, slots=True)
 class LetterOrder:
     """Letters of the file ``name`` that are to go back into the job, as they go; ``path`` is the order's own file."""
 
@@ -230,52 +221,37 @@ class LetterOrder:
     letters: tuple[ChainLetter, ...]
 
 
-class LetterFiles(Protocol):
+class StoredLetters:
     """The files of one job, by the names of their batches. Errors are `CheckpointStorageError`."""
 
-    def found(self) -> list[LetterFile]:
-        """Return all there are."""
-
-    def write(self, batch: LetterBatch) -> bool:
-        """Write a file unless it is there, emptied or not; returns whether it was not."""
-
-    def read(self, name: str) -> list[list[ChainLetter]]:
-        """Return the parts of a file without what is purged: always as many, empty ones too.
-
-        Raises `CheckpointDamagedError`.
-        """
-
-    def empty(self, name: str) -> None:
-        """Take the letters out of a file."""
-
-    def remove(self, name: str) -> None:
-        """Remove a file; a missing one is fine."""
-
-
-class StoredLetters:
     def __init__(self, directory: str, job: str, key: bytes) -> None:
         self._files = open_files(letters_directory(directory, job))
         self._signer = Signer(key)
         self.directory, self.job = directory, job
 
     def found(self) -> list[LetterFile]:
-        """See `LetterFiles.found`; one that makes no sense is logged, and left out."""
+        """Return all there are; one that makes no sense is logged, and left out."""
         found = []
         for entry in self._files.walk():
             if entry.path.endswith(_LETTERS) and not entry.path.startswith("."):
+                name = unquote(last_name(entry.path).removesuffix(_LETTERS))
                 try:
-                    head = read_head(self._files.read(entry.path, 0, HEAD_BYTES), self._at(entry.path))
+                    head = self._files.read(entry.path, 0, HEAD_BYTES)
+                    found.append(read_head(head, name, self._at(entry.path)))
                 except CheckpointError as error:
                     if self._files.size(entry.path) is not None:
                         logger.error("%s; it is left alone", error)
-                    continue
-                found.append(LetterFile(_name(entry.path, _LETTERS), head.letters, head.lasting))
         return sorted(found, key=lambda file: file.name)
 
     def write(self, batch: LetterBatch) -> bool:
+        """Write a file unless it is there, emptied or not; returns whether it was not."""
         return self._files.publish_new(_path(batch.name), encode_letters(batch, self._signer))
 
     def read(self, name: str) -> list[list[ChainLetter]]:
+        """Return the parts of a file without what is purged: always as many, empty ones too.
+
+        Raises `CheckpointDamagedError`.
+        """
         purged, returned = self._purged(name), self._returned(name)
         _, parts = self._decoded(_path(name), name)
         return [
@@ -284,6 +260,7 @@ class StoredLetters:
         ]
 
     def empty(self, name: str) -> None:
+        """Take the letters out of a file."""
         self._empty(name)
         for path in self._beside(name, _REQUEUED):
             # It came while they were on their way: in the vertex they are dead.
@@ -291,6 +268,7 @@ class StoredLetters:
             self._files.delete(path)
 
     def remove(self, name: str) -> None:
+        """Remove a file; a missing one is fine."""
         self._files.delete(_path(name))
         for path in self._beside(name, _PURGED, _RETURNED, _REQUEUED):
             self._files.delete(path)
@@ -433,7 +411,7 @@ class StoredLetters:
         path = f"{part(name)}.{new_unique()}{ending}"
         self._files.publish(path, encode_letters(LetterBatch(name, tuple(letters)), self._signer))
 
-    def _decoded(self, path: str, name: str) -> tuple[LettersHead, list[pa.RecordBatch]]:
+    def _decoded(self, path: str, name: str) -> tuple[LetterFile, list[pa.RecordBatch]]:
         return decode_letters(self._files.read(path), name, self._at(path), self._signer)
 
     def _purged(self, name: str) -> set[bytes]:
@@ -467,7 +445,7 @@ class StoredLetters:
 
 @dataclass
 class LettersInMemory:
-    """`LetterFiles` of a job without a directory: gone with its driver, as its checkpoints are."""
+    """The same of a job without a directory: gone with its driver, as its checkpoints are."""
 
     _batches: dict[str, LetterBatch] = field(default_factory=dict)
 
@@ -525,7 +503,3 @@ def _above_letters(url: str) -> tuple[str, str | None]:
 
 def _path(name: str) -> str:
     return part(name) + _LETTERS
-
-
-def _name(path: str, ending: str) -> str:
-    return unquote(last_name(path).removesuffix(ending))

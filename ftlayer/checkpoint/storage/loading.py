@@ -62,12 +62,6 @@ def fetch_piece(files: Files | None, piece: Piece, signer: Signer, path: Path) -
         raise
 
 
-def check_piece(files: Files | None, piece: Piece, signer: Signer) -> None:
-    """Read a piece; `CheckpointDamagedError` if it is not what was written."""
-    for _ in checked(files, piece, signer):
-        pass
-
-
 def checked(files: Files | None, piece: Piece, signer: Signer) -> Iterator[bytes]:
     """Return a piece in parts. They are good only when all of them came: the last thing it does is to compare."""
     hasher = signer.hasher()
@@ -182,7 +176,8 @@ def verify_checkpoint(checkpoint: Checkpoint, key: bytes | None, crew: StoragePo
 
     def damage(piece: Piece) -> CheckpointDamagedError | None:
         try:
-            check_piece(files, piece, signer)
+            for _ in checked(files, piece, signer):
+                pass
         except CheckpointDamagedError as error:
             return error
         return None

@@ -16,7 +16,7 @@ from ftlayer.handler.xor import RecordIds as RecordIds
 from ftlayer.records.ids import I64Array
 from ftlayer.telemetry.settings import Tracing
 from ftlayer.topology.job_graph import JobGraph
-from ftlayer.transport.connection import Endpoint
+from ftlayer.transport.flight_connection import Endpoint
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from ftlayer.runtime.slot.events import CreditCame, Event, FrameCame, LinkBroke
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.transport.address import Address
-from ftlayer.transport.connection import Connection, Endpoint
-from ftlayer.transport.exchange import Exchange, TokenServer
+from ftlayer.transport.exchange import Connection, Exchange, TokenServer
 from ftlayer.transport.flight_connection import (
     TRANSPORT_ERRORS,
+    Endpoint,
     FlightConnection,
     WriterThread,
     failure_text,

@@ -152,15 +152,24 @@ def grouped_blocks(
     entries: Iterable[StoredEntry], max_parallelism: int, pace: Callable[[], None]
 ) -> Iterator[Block]:
     """Put entries of one table into blocks, each of key groups that lie close together."""
+
+    def paced() -> Iterator[tuple[int, StoredEntry]]:
+        for number, entry in enumerate(entries):
+            yield entry.group * BUCKETS // max_parallelism, entry
+            if number % SLICE == 0:
+                pace()
+
+    return _blocks(paced())
+
+
+def _blocks(placed: Iterable[tuple[int, StoredEntry]]) -> Iterator[Block]:
+    """Put entries into blocks, those of one place together."""
     buckets: dict[int, _Bucket] = {}
-    for number, entry in enumerate(entries):
-        place = entry.group * BUCKETS // max_parallelism
+    for place, entry in placed:
         bucket = buckets.setdefault(place, _Bucket())
         bucket.add(entry)
         if len(bucket.entries) >= BLOCK_ENTRIES or bucket.bytes >= MAX_BLOCK_BYTES:
             yield buckets.pop(place).block()
-        if number % SLICE == 0:
-            pace()
     for bucket in buckets.values():
         yield bucket.block()
 
@@ -193,16 +202,10 @@ def blocks_of_copies(storage: SlotStorage, location: str, directory: str | None)
             path = Path(name) / "copy.mdb"
             storage.fetch(location, piece.piece, path)
             with opened_copy(path) as env, env.begin() as txn, txn.cursor() as cursor:
-                by_table: dict[int, _Bucket] = {}
-                for key, value in cursor:
-                    entry = entry_of(key, value)
-                    if wanted(entry.table, entry.group, entry.group):
-                        bucket = by_table.setdefault(entry.table, _Bucket())
-                        bucket.add(entry)
-                        if len(bucket.entries) >= BLOCK_ENTRIES or bucket.bytes >= MAX_BLOCK_BYTES:
-                            yield by_table.pop(entry.table).block()
-                for bucket in by_table.values():
-                    yield bucket.block()
+                entries = (entry_of(key, value) for key, value in cursor)
+                yield from _blocks(
+                    (entry.table, entry) for entry in entries if wanted(entry.table, entry.group, entry.group)
+                )
 
     return blocks
 

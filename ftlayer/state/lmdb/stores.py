@@ -25,9 +25,8 @@ import lmdb
 from ftlayer.checkpoint.snapshots import Scope, StatePiece, TableInfo
 from ftlayer.checkpoint.storage.writer import PieceWriter
 from ftlayer.config import MIB
-from ftlayer.errors import CheckpointStorageError, SnapshotCancelledError, StateSerializationError
+from ftlayer.errors import CheckpointStorageError, SnapshotCancelledError
 from ftlayer.functions.keyed import Key
-from ftlayer.printable import described
 from ftlayer.secret_files import is_private, unused
 from ftlayer.state.lmdb.copies import (
     DATA,
@@ -42,7 +41,7 @@ from ftlayer.state.lmdb.copies import (
     value_of,
 )
 from ftlayer.state.snapshots.changelog import giving_way
-from ftlayer.state.snapshots.entries import Block, TableView
+from ftlayer.state.snapshots.entries import Block, TableView, packed_value
 from ftlayer.state.snapshots.serializer import Serializer, unpack, unreadable
 from ftlayer.state.tables.layers import DELETED, NOTHING, KeyGroups, LayeredTable, footprint
 
@@ -138,7 +137,7 @@ Spilled = tuple[TableInfo, KeyGroups, LayeredTable]
 
 
 class LmdbStores:
-    """The environment of one backend: `ftlayer.state.opening.Spilling`. Made on disk when it is first needed."""
+    """The stores below the tables of one backend, in an environment that is made on disk when it is first needed."""
 
     def __init__(self, directory: str | None) -> None:
         """``directory``: where its own directory is made; None: where temporary files are."""
@@ -199,6 +198,7 @@ class LmdbStores:
             ) from error
 
     def is_empty(self) -> bool:
+        """Whether nothing was ever moved into a store."""
         return self._env is None or not self._env.stat()["entries"]
 
     def found(self, key: bytes) -> memoryview | None:
@@ -227,13 +227,16 @@ class LmdbStores:
                         break
                     yield key, value
 
-    # ------------------------------------------------------------ what `Spilling` asks for
+    # ------------------------------------------------------------ what a backend asks for
 
     def store(self, info: TableInfo, groups: KeyGroups) -> LmdbStateStore:
         return LmdbStateStore(self, info, groups)
 
     def move(self, tables: Sequence[Spilled]) -> int:
-        """Move a slice of the largest base, or sort a bit for that; returns its bytes in memory."""
+        """Move a slice of the largest base, or sort a bit for that: a few milliseconds; returns its bytes in memory.
+
+        Called while neither bases nor stores are read.
+        """
         if self._sweep is None:
             self._sweep = Sweep(*max(tables, key=_base_size), self.packed_key)
         sweep = self._sweep
@@ -256,7 +259,7 @@ class LmdbStores:
             if value is DELETED:
                 gone.append(stored)
                 continue
-            kept.append((stored, key, self._packed(info, key, value)))
+            kept.append((stored, key, packed_value(self._serializer, info, key, value)))
             size += len(kept[-1][2])
             if size >= SLICE_BYTES:
                 break
@@ -272,15 +275,6 @@ class LmdbStores:
     def packed_key(self, groups: KeyGroups, key: Key) -> bytes:
         """Return a key's bytes, the same for keys that are equal."""
         return self._serializer.pack(groups.canonical(key))
-
-    def _packed(self, info: TableInfo, key: Key, value: Any) -> bytes:
-        try:
-            return self._serializer.pack(value)
-        except Exception as error:
-            raise StateSerializationError(
-                f"operator {info.operator!r}, table {info.name!r}, key {key!r:.100}: "
-                f"a {type(value).__qualname__} cannot be written ({described(error)})"
-            ) from error
 
     def _write(self, puts: list[tuple[bytes, bytes]], gone: list[bytes]) -> None:
         self._stop_reading()

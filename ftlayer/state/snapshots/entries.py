@@ -334,19 +334,21 @@ class TableEncoder:
             return self._serializer.pack_some(values, places, BLOCK_BYTES)
         except Exception as error:
             for place in places.tolist():
-                self._check(keys[place], values[place])
+                packed_value(self._serializer, self._info, keys[place], values[place])
             raise StateSerializationError(
                 f"operator {self._info.operator!r}, table {self._info.name!r}: {error}"
             ) from error
 
-    def _check(self, key: Key, value: Any) -> None:
-        try:
-            self._serializer.pack(value)
-        except Exception as error:
-            raise StateSerializationError(
-                f"operator {self._info.operator!r}, table {self._info.name!r}, key {key!r:.100}: "
-                f"a {type(value).__qualname__} cannot be written ({described(error)})"
-            ) from error
+
+def packed_value(packer: Serializer, info: TableInfo, key: Key, value: Any) -> bytes:
+    """Return the bytes of a key's value; `StateSerializationError` names the key of one that cannot be written."""
+    try:
+        return packer.pack(value)
+    except Exception as error:
+        raise StateSerializationError(
+            f"operator {info.operator!r}, table {info.name!r}, key {key!r:.100}: "
+            f"a {type(value).__qualname__} cannot be written ({described(error)})"
+        ) from error
 
 
 def read_blocks(file: BinaryIO, wanted: Callable[[int, int, int], bool], name: str) -> Iterator[Block]:

@@ -184,13 +184,17 @@ def _read_zone(written: Any) -> dt.tzinfo | None:
     return dt.timezone(dt.timedelta(*written[:3]), *written[3:])
 
 
-def _write_datetime(value: dt.datetime) -> msgpack.ExtType:
+def _zoned(code: int, value: dt.datetime | dt.time, *date: int) -> msgpack.ExtType:
     try:
         zone = _zone(value.tzinfo)
     except LookupError:
         return _pickled(value)
-    fields = [value.year, value.month, value.day, value.hour, value.minute, value.second, value.microsecond]
-    return msgpack.ExtType(_DATETIME, _inner([*fields, value.fold, zone]))
+    fields = [*date, value.hour, value.minute, value.second, value.microsecond, value.fold]
+    return msgpack.ExtType(code, _inner([*fields, zone]))
+
+
+def _write_datetime(value: dt.datetime) -> msgpack.ExtType:
+    return _zoned(_DATETIME, value, value.year, value.month, value.day)
 
 
 def _read_datetime(data: bytes) -> dt.datetime:
@@ -199,12 +203,7 @@ def _read_datetime(data: bytes) -> dt.datetime:
 
 
 def _write_time(value: dt.time) -> msgpack.ExtType:
-    try:
-        zone = _zone(value.tzinfo)
-    except LookupError:
-        return _pickled(value)
-    fields = [value.hour, value.minute, value.second, value.microsecond]
-    return msgpack.ExtType(_TIME, _inner([*fields, value.fold, zone]))
+    return _zoned(_TIME, value)
 
 
 def _read_time(data: bytes) -> dt.time:

@@ -34,11 +34,12 @@ from ftlayer.errors import (
     VertexUnavailableError,
 )
 from ftlayer.transport.address import parse_address
-from ftlayer.transport.connection import Endpoint, connect
 from ftlayer.transport.flight_connection import (
     NO_COLUMNS,
     TRANSPORT_ERRORS,
+    Endpoint,
     call_options,
+    connect,
     end_stream,
     failure_text,
 )

@@ -31,7 +31,6 @@ from ftlayer.store.lmdb_store import Durability, LmdbStore
 from ftlayer.telemetry.settings import Tracing, tracing_of
 from ftlayer.telemetry.spans import EndedSpan, SpanError, SpanExport, open_spans
 from ftlayer.transport.address import Address, parse_listen
-from ftlayer.transport.connection import poll_in_place
 from ftlayer.transport.exchange import TokenServer
 from ftlayer.transport.flight_connection import (
     TRANSPORT_ERRORS,
@@ -39,6 +38,7 @@ from ftlayer.transport.flight_connection import (
     error_frame,
     flight_error,
     frames_of,
+    poll_in_place,
 )
 from ftlayer.transport.frames import pack
 from ftlayer.transport.sockets import Notifier, SocketDirectory, cannot_listen, check_socket_free, try_socket

@@ -31,8 +31,7 @@ from ftlayer.runtime.protocol.messages import (
 )
 from ftlayer.runtime.slot.main import ControlClient
 from ftlayer.transport.address import Address
-from ftlayer.transport.connection import Endpoint
-from ftlayer.transport.flight_connection import NO_COLUMNS
+from ftlayer.transport.flight_connection import NO_COLUMNS, Endpoint
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.transport.tls import Certificate, make_certificate
 
@@ -163,7 +162,7 @@ def test_a_killed_process_is_lost() -> None:
 import sys
 from ftlayer.runtime.slot.main import ControlClient
 from ftlayer.runtime.protocol.messages import Hello
-from ftlayer.transport.connection import Endpoint
+from ftlayer.transport.flight_connection import Endpoint
 client = ControlClient(Endpoint(sys.argv[1], {TOKEN!r}), job="job", slot=2, instance="child")
 client.start(print, print)
 client.send(Hello(2, "child", "grpc://127.0.0.1:1", "host", 7))

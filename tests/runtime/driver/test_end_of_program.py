@@ -13,7 +13,7 @@ SLOTS = """
 import sys, threading
 from ftlayer.runtime.slot.main import ControlClient
 from ftlayer.runtime.protocol.messages import Cancel, Hello
-from ftlayer.transport.connection import Endpoint
+from ftlayer.transport.flight_connection import Endpoint
 
 left = threading.Semaphore(0)
 endpoint = Endpoint(address=sys.argv[1], token="a-token-of-the-tests-long-enough")

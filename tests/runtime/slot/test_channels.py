@@ -19,8 +19,7 @@ from ftlayer.runtime.slot.events import CreditCame, Event, FrameCame, LinkBroke
 from ftlayer.runtime.slot.links import FLIGHT, UNIX, ChannelServer, PeerLink
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
 from ftlayer.transport.address import Address
-from ftlayer.transport.connection import Endpoint
-from ftlayer.transport.flight_connection import NO_COLUMNS
+from ftlayer.transport.flight_connection import NO_COLUMNS, Endpoint
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.transport.tls import make_certificate
 from ftlayer.transport.unix_connection import UnixListener, remove_dead_sockets
@@ -406,7 +405,7 @@ import subprocess
 import sys
 from ftlayer.transport.address import Address
 from ftlayer.runtime.protocol.messages import Peer
-from ftlayer.transport.connection import Endpoint
+from ftlayer.transport.flight_connection import Endpoint
 from ftlayer.runtime.slot.links import PeerLink
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
 from ftlayer.runtime.slot.links import ChannelServer

@@ -11,7 +11,7 @@ import pytest
 from ftlayer.config import TopologyOptions
 from ftlayer.runtime.protocol.elements import SlotOrder
 from ftlayer.runtime.slot.main import ListeningPlaces
-from ftlayer.transport.connection import Endpoint
+from ftlayer.transport.flight_connection import Endpoint
 from ftlayer.transport.sockets import SocketDirectory
 
 NOTHING: Any = None

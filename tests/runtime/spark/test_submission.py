@@ -39,7 +39,7 @@ from ftlayer.runtime.slot.mode import UntrackedSlotFactory
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import FunctionSink, IterableSource, Sink, Source
 from ftlayer.transport.address import Address
-from ftlayer.transport.connection import Endpoint
+from ftlayer.transport.flight_connection import Endpoint
 from ftlayer.vertex.calls import StreamStatus
 
 pytestmark = pytest.mark.spark

@@ -16,7 +16,7 @@ from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskRestore, SubtaskSnapshot
 from ftlayer.checkpoint.storage.opening import driver_storage, slot_storage
-from ftlayer.state.contract import BackendSpec, CheckpointedBackend
+from ftlayer.state.contract import BackendSpec
 from ftlayer.state.opening import LayeredBackend, open_backend
 
 SCHEMA = pa.schema([("k", pa.int64())])
@@ -33,7 +33,7 @@ rounds = st.lists(
 )
 
 
-def log_is_written(backend: CheckpointedBackend) -> None:
+def log_is_written(backend: LayeredBackend) -> None:
     """Wait for the changelog's own thread: a base that comes late lets the files before it live longer."""
     changelog = cast(LayeredBackend, backend)._changelog
     until = monotonic() + 300
@@ -54,7 +54,7 @@ class Job:
         self.number = 0
         self.kept: Checkpoint | None = None
 
-    def opened(self, subtask: int, restore: SubtaskRestore | None) -> CheckpointedBackend:
+    def opened(self, subtask: int, restore: SubtaskRestore | None) -> LayeredBackend:
         spec = BackendSpec(0, 16, 16, {f"op-{subtask}": SCHEMA}, str(self.root / "state"))
         return open_backend(self.config, spec, restore, self.slot, self.slot.location)
 

@@ -28,7 +28,7 @@ from ftlayer.checkpoint.letters import (
 )
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
-from ftlayer.checkpoint.storage.dead_letters import LetterFiles, LettersInMemory, StoredLetters
+from ftlayer.checkpoint.storage.dead_letters import LettersInMemory, StoredLetters
 from ftlayer.checkpoint.storage.layout import last_name, parent, part
 from ftlayer.clock import system_now
 from ftlayer.errors import (
@@ -555,7 +555,7 @@ class LetterPlaces:
     ``orders`` were beside the files when the driver began: paths, and the files' names.
     """
 
-    files: LetterFiles
+    files: StoredLetters | LettersInMemory
     found: tuple[OutboxFile, ...] = ()
     vertex: VertexClient | None = None
     orders: Mapping[str, str] = field(default_factory=dict)

@@ -58,8 +58,8 @@ from ftlayer.runtime.slot.black_box import SlotBox
 from ftlayer.runtime.slot.events import Event, ModeInstruction, SnapshotOver
 from ftlayer.runtime.slot.mode import SlotContext, SlotModeShell, SlotParts, misplaced
 from ftlayer.runtime.task.contract import NO_SUSPECTS, Suspects, TaskKey
-from ftlayer.state.contract import BackendSpec, CheckpointedBackend
-from ftlayer.state.opening import open_backend
+from ftlayer.state.contract import BackendSpec
+from ftlayer.state.opening import LayeredBackend, open_backend
 
 logger = logging.getLogger(__name__)
 
@@ -430,7 +430,7 @@ class BarrierSlotShell(SlotModeShell):
 
     def _open_state(
         self, storage: SlotStorage, uid: str, subtask: int, keys: Mapping[str, pa.Schema]
-    ) -> CheckpointedBackend:
+    ) -> LayeredBackend:
         graph, config, restore = self._slot.order.graph, self._plan.config, self._restored
         groups = groups_of(subtask, graph.vertex(uid).parallelism, graph.max_parallelism)
         spec = BackendSpec(groups.start, groups.stop, graph.max_parallelism, keys, config.state_directory)

@@ -83,8 +83,9 @@ from ftlayer.runtime.task.pipeline import (
     SinkOutlet,
 )
 from ftlayer.runtime.task.routes import key_schemas
-from ftlayer.state.contract import BackendSnapshot, CheckpointedBackend, Frozen
+from ftlayer.state.contract import BackendSnapshot, Frozen
 from ftlayer.state.heap import HeapBackend
+from ftlayer.state.opening import LayeredBackend
 from ftlayer.state.snapshots.serializer import unpack
 from ftlayer.topology.job_graph import LETTERS, JobGraph, rules_of_operator, stream_name
 from ftlayer.topology.operators import CoProcess, Join, Operator, Sink, Source, WriterSink
@@ -159,7 +160,7 @@ class SharedBackend:
     one.
     """
 
-    def __init__(self, backend: CheckpointedBackend) -> None:
+    def __init__(self, backend: LayeredBackend) -> None:
         self.backend = backend
         self.closed = False
         self._out = 0
@@ -512,7 +513,7 @@ def keys_with_waiting(plan: ChainPlan, keys: dict[str, pa.Schema]) -> dict[str, 
 def failing_alone(
     plan: ChainPlan,
     policy: FailurePolicy,
-    backend: CheckpointedBackend,
+    backend: LayeredBackend,
     sink: SinkBody | None,
     suspects: Suspects,
     place: str,
@@ -709,7 +710,7 @@ class SourceSnapshot:
         """Nothing is kept."""
 
 
-OpenBackend = Callable[[str, int, Mapping[str, pa.Schema]], CheckpointedBackend]
+OpenBackend = Callable[[str, int, Mapping[str, pa.Schema]], LayeredBackend]
 """``open_backend(chain, subtask, keys)`` opens, and restores, the state of one subtask of a chain.
 
 ``keys`` are the types of the key columns of each operator that has a key, by uid.

@@ -37,7 +37,7 @@ from ftlayer.runtime.environment import BarrierDriver
 from ftlayer.runtime.protocol.elements import SlotOrder
 from ftlayer.runtime.protocol.messages import KEY_BYTES
 from ftlayer.topology.job_graph_generator import job_graph
-from ftlayer.transport.connection import Endpoint
+from ftlayer.transport.flight_connection import Endpoint
 
 
 @dataclass(frozen=True)

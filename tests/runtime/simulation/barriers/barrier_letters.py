@@ -9,7 +9,7 @@ from typing import Any
 from rules_client import RulesClient
 
 from ftlayer.checkpoint.letters import ChainLetter, payload_of
-from ftlayer.checkpoint.storage.dead_letters import LetterFiles
+from ftlayer.checkpoint.storage.dead_letters import LettersInMemory, StoredLetters
 from ftlayer.errors import CheckpointStorageError, VertexUnavailableError
 from ftlayer.vertex.calls import KeepLetters, ListRecords, RecordInfo, Requeue
 
@@ -96,7 +96,7 @@ def content_of(letter: ChainLetter) -> Content:
     return letter.chain, str(payload_of(letter).to_pylist())
 
 
-def in_files(files: LetterFiles) -> Counter[Content]:
+def in_files(files: StoredLetters | LettersInMemory) -> Counter[Content]:
     """Return what the files of a job hold."""
     names = [file.name for file in files.found() if file.letters]
     return Counter(content_of(letter) for name in names for part in files.read(name) for letter in part)

@@ -48,7 +48,7 @@ from ftlayer.topology.connectors import partitions
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.transport.address import Address
-from ftlayer.transport.connection import Endpoint
+from ftlayer.transport.flight_connection import Endpoint
 from ftlayer.transport.tls import Certificate, make_certificate
 from ftlayer.vertex.calls import ClaimJob, OpenStream, Recall, StreamOptions, StreamStatusCall
 from ftlayer.vertex.service.embedded import EmbeddedVertex
