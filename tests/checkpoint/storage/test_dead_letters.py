@@ -16,7 +16,6 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.storage import dead_letters as letter_table
 from ftlayer.checkpoint.storage.dead_letters import (
     LetterFile,
-    LetterFiles,
     LettersInMemory,
     StoredLetters,
     decode_letters,
@@ -66,7 +65,7 @@ def letter(number: int, chain: str = "parse", payload: bytes = b"") -> ChainLett
 
 
 @pytest.fixture(params=["local", "fsspec", "memory"])
-def files(request: pytest.FixtureRequest, tmp_path: Path) -> LetterFiles:
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> StoredLetters | LettersInMemory:
     """Return the files of a job, in each kind of place."""
     if request.param == "memory":
         return LettersInMemory()
@@ -123,7 +122,7 @@ def test_parts_are_of_one_chain_and_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     ]
 
 
-def test_a_file_is_written_once(files: LetterFiles) -> None:
+def test_a_file_is_written_once(files: StoredLetters | LettersInMemory) -> None:
     assert files.found() == []
     assert files.write(LetterBatch("run/1-7", (letter(1), letter(2))))
     assert not files.write(LetterBatch("run/1-7", (letter(3),)))
@@ -131,7 +130,7 @@ def test_a_file_is_written_once(files: LetterFiles) -> None:
     assert files.found() == [LetterFile("run/1-7", 2, lasting=False)]
 
 
-def test_an_emptied_file_stays_and_is_not_written_again(files: LetterFiles) -> None:
+def test_an_emptied_file_stays_and_is_not_written_again(files: StoredLetters | LettersInMemory) -> None:
     files.write(LetterBatch("run-7", (letter(1),), lasting=True))
     files.empty("run-7")
     assert not files.write(LetterBatch("run-7", (letter(1),)))
