@@ -440,19 +440,19 @@ class KeyTimers:
 
     def event(self, time_ms: int) -> None:
         """Have ``on_timer`` called once the watermark reaches ``time_ms``."""
-        self._timers.add_event(self._context.key, self._checked(time_ms))
+        self._timers.event.add(self._context.key, self._checked(time_ms))
 
     def processing(self, time_ms: int) -> None:
         """Have ``on_timer`` called once the wall clock reaches ``time_ms``."""
-        self._timers.add_processing(self._context.key, self._checked(time_ms))
+        self._timers.processing.add(self._context.key, self._checked(time_ms))
 
     def delete_event(self, time_ms: int) -> None:
         """Take back `event`; nothing happens if there is no such timer."""
-        self._timers.delete_event(self._context.key, time_ms)
+        self._timers.event.delete(self._context.key, time_ms)
 
     def delete_processing(self, time_ms: int) -> None:
         """Take back `processing`; nothing happens if there is no such timer."""
-        self._timers.delete_processing(self._context.key, time_ms)
+        self._timers.processing.delete(self._context.key, time_ms)
 
     def _checked(self, time_ms: int) -> int:
         if not self._timed:

@@ -256,45 +256,37 @@ class KeyedState(Protocol):
         """Have ``cache`` written back before snapshots, and tended, by backends that take some."""
 
 
-class Timers(Protocol):
-    """The timers of one operator in one subtask. There is at most one for a key and a time of each kind.
+class TimerQueue(Protocol):
+    """The timers of one operator in one subtask, of one kind. There is at most one for a key and a time.
 
     Times are milliseconds since 1970.
     """
 
-    def add_event(self, key: Key, time_ms: int) -> bool:
-        """Set a timer of event time; whether there was none."""
+    @property
+    def count(self) -> int:
+        """How many there are."""
 
-    def add_processing(self, key: Key, time_ms: int) -> bool:
-        """Set a timer of processing time; whether there was none."""
+    def add(self, key: Key, time_ms: int) -> bool:
+        """Set a timer; whether there was none."""
 
-    def delete_event(self, key: Key, time_ms: int) -> bool:
-        """Remove a timer of event time, if there is one; whether there was."""
+    def delete(self, key: Key, time_ms: int) -> bool:
+        """Remove a timer, if there is one; whether there was."""
 
-    def delete_processing(self, key: Key, time_ms: int) -> bool:
-        """Remove a timer of processing time, if there is one; whether there was."""
+    def take(self, until_ms: int) -> tuple[int, list[Key]] | None:
+        """Take out the earliest timers up to a time: their time, and keys in the order of setting."""
 
-    def due_event(self, watermark_ms: int) -> tuple[int, list[Key]] | None:
-        """Take out the earliest event timers up to the watermark: their time, and keys in the order of setting."""
+    def next_ms(self) -> int | None:
+        """Return the earliest timer's time; None if there is none."""
 
-    def due_processing(self, now_ms: int) -> tuple[int, list[Key]] | None:
-        """Take out the earliest processing timers up to now: their time, and keys in the order of setting."""
+
+class Timers(Protocol):
+    """The timers of one operator in one subtask: the watermark takes those of event time, the clock the others."""
 
     @property
-    def next_event_ms(self) -> int | None:
-        """The earliest event timer's time; None if there is none."""
+    def event(self) -> TimerQueue: ...
 
     @property
-    def next_processing_ms(self) -> int | None:
-        """The earliest processing timer's time; None if there is none."""
-
-    @property
-    def event_count(self) -> int:
-        """Number of event timers."""
-
-    @property
-    def processing_count(self) -> int:
-        """Number of processing timers."""
+    def processing(self) -> TimerQueue: ...
 
 
 class OperatorStates(Protocol):

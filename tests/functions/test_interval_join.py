@@ -113,7 +113,7 @@ def test_pairs_are_those_that_the_bounds_say(
         assert joined.held() == held
     joined.advance(LAST_WATERMARK_MS)
     assert joined.held() == []
-    assert joined.backend.timers("join").event_count == 0
+    assert joined.backend.timers("join").event.count == 0
 
 
 def test_a_wide_join_and_one_of_equal_times_look_at_the_same() -> None:

@@ -153,7 +153,7 @@ def check(
         try:
             again.watermark_ms = begin_ms
             outs.append(again.go(meanwhile, count))
-            assert again.backend.timers(operator.uid).event_count == 0
+            assert again.backend.timers(operator.uid).event.count == 0
         finally:
             again.backend.close()
     assert outs[0] == undisturbed

@@ -211,8 +211,8 @@ def test_fixed_windows_against_all_records(
     windows = Fixed(size, every, offset)
     stage, model = Stage(windows, CONTENTS[kind], lateness), FixedModel(windows, lateness)
     for _ in told(story, stage, model, kind):
-        assert stage.backend.timers("w").event_count == model.timers()
-    assert stage.backend.timers("w").event_count == 0
+        assert stage.backend.timers("w").event.count == model.timers()
+    assert stage.backend.timers("w").event.count == 0
     assert stage.chain.late == 0, "all of them had somewhere to go"
 
 
@@ -293,8 +293,8 @@ def test_sessions_against_all_records(
 ) -> None:
     stage, model = Stage(Session(gap), CONTENTS[kind], lateness), SessionModel(gap, lateness)
     for count in told(story, stage, model, kind):
-        assert stage.backend.timers("w").event_count <= count
-    assert stage.backend.timers("w").event_count == 0
+        assert stage.backend.timers("w").event.count <= count
+    assert stage.backend.timers("w").event.count == 0
 
 
 def test_windows_of_a_time() -> None:
@@ -331,7 +331,7 @@ def test_windows_at_the_end_of_all_times(windows: WindowKind, lateness: int) -> 
     emitted = stage.advance(last)
     assert {number for _, _, _, numbers in emitted for number in numbers} == {0, 1}
     assert stage.held() == {}
-    assert stage.backend.timers("w").event_count == 0
+    assert stage.backend.timers("w").event.count == 0
 
 
 def test_a_record_without_time_fails_and_says_what_to_do() -> None:
@@ -370,7 +370,7 @@ def test_a_late_record_is_emitted_though_a_restore_has_forgotten_the_watermark(w
     assert stage.advance(12) == [("a", 0, 10, [0, 1])]
     assert stage.advance(200) == []
     assert stage.held() == {}
-    assert stage.backend.timers("w").event_count == 0
+    assert stage.backend.timers("w").event.count == 0
 
 
 @settings(max_examples=150, deadline=None)
@@ -404,4 +404,4 @@ def test_behind_a_restore_every_record_that_is_not_late_is_emitted(
     emitted |= {number for _, _, _, numbers in stage.advance(LAST_WATERMARK_MS) for number in numbers}
     assert emitted == set(range(count)) - late
     assert stage.held() == {}
-    assert stage.backend.timers("w").event_count == 0
+    assert stage.backend.timers("w").event.count == 0

@@ -299,7 +299,7 @@ class Run:
     def timer(self, place: tuple[str, Any], time: int, kind: str, add: bool) -> None:
         uid, key = place
         timers, model = self.backend.timers(uid), self.model.timers.setdefault((uid, kind), [])
-        getattr(timers, f"{'add' if add else 'delete'}_{kind}")(key, time)
+        getattr(getattr(timers, kind), "add" if add else "delete")(key, time)
         if add and (time, key) not in model:
             model.append((time, key))
         elif not add and (time, key) in model:
@@ -308,7 +308,7 @@ class Run:
     def take_timers(self, uid: str, kind: str, until: int) -> None:
         model = self.model.timers.get((uid, kind), [])
         due = [timer for timer in model if timer[0] <= until]
-        taken = getattr(self.backend.timers(uid), f"due_{kind}")(until)
+        taken = getattr(self.backend.timers(uid), kind).take(until)
         if not due:
             assert taken is None
             return
@@ -474,7 +474,7 @@ class Run:
                         t for t in model.timers.get((uid, kind), []) if int(groups.of([t[1]])[0]) in own
                     ]
                     found = []
-                    while (due := getattr(part.timers(uid), f"due_{kind}")(9)) is not None:
+                    while (due := getattr(part.timers(uid), kind).take(9)) is not None:
                         found += [(due[0], repr(key)) for key in due[1]]
                     timers.sort(key=lambda timer: timer[0])
                     assert found == [(time, repr(key)) for time, key in timers]

@@ -88,8 +88,8 @@ def test_a_name_is_of_one_kind_and_its_table_is_the_same_at_every_call() -> None
 def test_operators_do_not_see_each_others_state() -> None:
     backend = HeapBackend()
     backend.state("a").values("x")["k"] = 1
-    backend.timers("a").add_event("k", 5)
+    backend.timers("a").event.add("k", 5)
     assert backend.state("b").values("x") == {}
-    assert backend.timers("b").next_event_ms is None
+    assert backend.timers("b").event.next_ms() is None
     assert backend.state("a").values("x") == {"k": 1}
-    assert backend.timers("a").next_event_ms == 5
+    assert backend.timers("a").event.next_ms() == 5

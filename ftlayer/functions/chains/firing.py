@@ -99,15 +99,15 @@ class Firing:
         Timers that are set meanwhile fire too, if they are due; without end behind the last watermark, where it raises
         `TimerFailedError`.
         """
-        due = partial(self.timers.due_event, watermark_ms)
+        due = partial(self.timers.event.take, watermark_ms)
         if watermark_ms < LAST_WATERMARK_MS:
             return OperatorTimers(self, "event", due)
-        return OperatorTimers(self, "event", due, most=LAST_ROUNDS * (self.timers.event_count + 1))
+        return OperatorTimers(self, "event", due, most=LAST_ROUNDS * (self.timers.event.count + 1))
 
     def processing(self, now_ms: int) -> OperatorTimers:
         """Return what the clock has reached, as `event` does, though not many more than there are now."""
-        due = partial(self.timers.due_processing, now_ms)
-        return OperatorTimers(self, "processing", due, enough=self.timers.processing_count)
+        due = partial(self.timers.processing.take, now_ms)
+        return OperatorTimers(self, "processing", due, enough=self.timers.processing.count)
 
     def again(self, kind: TimerKind, timers: Sequence[Timer]) -> OperatorTimers:
         return OperatorTimers(self, kind, _no_more, list(timers))
@@ -227,9 +227,9 @@ class OperatorTimers:
 
     def _put_back(self) -> None:
         timers = self._firing.timers
-        put = timers.add_event if self._kind == "event" else timers.add_processing
+        queue = timers.event if self._kind == "event" else timers.processing
         for key, time_ms in self._taken[self._next :]:
-            put(key, time_ms)
+            queue.add(key, time_ms)
         self._taken, self._next, self.is_interrupted = (), 0, True
 
     def _behind(

@@ -193,14 +193,14 @@ class TopologyChain:
     def next_event_ms(self) -> int | None:
         """Time of the earliest timer of event time; None if there is none."""
         return min(
-            (ms for f in self._firings.values() if (ms := f.timers.next_event_ms) is not None), default=None
+            (ms for f in self._firings.values() if (ms := f.timers.event.next_ms()) is not None), default=None
         )
 
     @property
     def next_processing_ms(self) -> int | None:
         """Time of the earliest timer of processing time; None if there is none."""
         return min(
-            (ms for f in self._firings.values() if (ms := f.timers.next_processing_ms) is not None),
+            (ms for f in self._firings.values() if (ms := f.timers.processing.next_ms()) is not None),
             default=None,
         )
 

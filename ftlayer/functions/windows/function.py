@@ -210,7 +210,7 @@ class WindowAggregates(AggregateTable):
         due = np.unique(slots[without])
         for named in self._keys.of(due):
             key, start = _apart(named)
-            self._timers.add_event(key, min(start + self._windows.size_ms, LAST_WATERMARK_MS))
+            self._timers.event.add(key, min(start + self._windows.size_ms, LAST_WATERMARK_MS))
         self._timed[due] = True
         if log is not None:
             log.add((_forget, self._timed, due))

@@ -476,4 +476,4 @@ class TimersRestored:
     def set(self) -> None:
         self._found.sort(key=lambda timer: timer[0])
         for _, processing, time_ms, key in self._found:
-            (self._service.add_processing if processing else self._service.add_event)(key, time_ms)
+            (self._service.processing if processing else self._service.event).add(key, time_ms)

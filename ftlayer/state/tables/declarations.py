@@ -39,59 +39,19 @@ class TimerService:
     """The timers of one operator, of event and of processing time: `ftlayer.functions.keyed.Timers`."""
 
     def __init__(self) -> None:
-        self._event = _Queue()
-        self._processing = _Queue()
-
-    def add_event(self, key: Key, time_ms: int) -> bool:
-        return self._event.add(key, time_ms)
-
-    def add_processing(self, key: Key, time_ms: int) -> bool:
-        return self._processing.add(key, time_ms)
-
-    def delete_event(self, key: Key, time_ms: int) -> bool:
-        """Remove a timer of event time, if there is one; whether there was."""
-        return self._event.delete(key, time_ms)
-
-    def delete_processing(self, key: Key, time_ms: int) -> bool:
-        """Remove a timer of processing time, if there is one; whether there was."""
-        return self._processing.delete(key, time_ms)
-
-    def due_event(self, watermark_ms: int) -> tuple[int, list[Key]] | None:
-        """Take out the earliest event timers up to the watermark: their time, and keys in the order of setting."""
-        return self._event.take(watermark_ms)
-
-    def due_processing(self, now_ms: int) -> tuple[int, list[Key]] | None:
-        """Take out the earliest processing timers up to now: their time, and keys in the order of setting."""
-        return self._processing.take(now_ms)
-
-    @property
-    def next_event_ms(self) -> int | None:
-        """The earliest event timer's time; None if there is none."""
-        return self._event.next_ms()
-
-    @property
-    def next_processing_ms(self) -> int | None:
-        """The earliest processing timer's time; None if there is none."""
-        return self._processing.next_ms()
-
-    @property
-    def event_count(self) -> int:
-        return self._event.count
-
-    @property
-    def processing_count(self) -> int:
-        return self._processing.count
+        self.event = _Queue()
+        self.processing = _Queue()
 
     def freeze(self) -> tuple[Buckets, Buckets]:
         """Return the timers of event and of processing time as they are now, not to be changed.
 
         Takes time by the number of different times; a bucket is copied when it is changed. Until `thaw`.
         """
-        return self._event.freeze(), self._processing.freeze()
+        return self.event.freeze(), self.processing.freeze()
 
     def thaw(self) -> None:
-        self._event.thaw()
-        self._processing.thaw()
+        self.event.thaw()
+        self.processing.thaw()
 
 
 Buckets = dict[int, dict[Key, None]]
@@ -99,6 +59,8 @@ Buckets = dict[int, dict[Key, None]]
 
 
 class _Queue:
+    """`ftlayer.functions.keyed.TimerQueue`."""
+
     def __init__(self) -> None:
         self.count = 0
         self._buckets: Buckets = {}

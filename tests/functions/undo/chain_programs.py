@@ -366,7 +366,7 @@ def state_of(backend: HeapBackend, uid: str, name: str, expected: Any) -> Any:
             return {key: dict(state.maps(name).items(key)) for key in KEYS if state.maps(name).items(key)}
         case "event" | "processing":
             timers = backend.timers(uid)
-            due = timers.due_event if name == "event" else timers.due_processing
+            due = timers.event.take if name == "event" else timers.processing.take
             return {(key, found[0]) for found in iter(lambda: due(10**9), None) for key in found[1]}
         case _:
             return dict(state.values(name))

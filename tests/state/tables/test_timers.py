@@ -25,20 +25,20 @@ class TimersMachine(RuleBasedStateMachine):
 
     @rule(kind=kinds, key=keys, time=times)
     def add(self, kind: str, key: object, time: int) -> None:
-        getattr(self.service, f"add_{kind}")(key, time)
+        getattr(self.service, kind).add(key, time)
         if (time, key) not in self.model[kind]:
             self.model[kind].append((time, key))
 
     @rule(kind=kinds, key=keys, time=times)
     def delete(self, kind: str, key: object, time: int) -> None:
-        getattr(self.service, f"delete_{kind}")(key, time)
+        getattr(self.service, kind).delete(key, time)
         if (time, key) in self.model[kind]:
             self.model[kind].remove((time, key))
 
     @rule(kind=kinds, until=times)
     def take(self, kind: str, until: int) -> None:
         due = [timer for timer in self.model[kind] if timer[0] <= until]
-        taken = getattr(self.service, f"due_{kind}")(until)
+        taken = getattr(self.service, kind).take(until)
         if not due:
             assert taken is None
             return
@@ -49,9 +49,9 @@ class TimersMachine(RuleBasedStateMachine):
     @invariant()
     def counts_and_next_times(self) -> None:
         for kind, found in self.model.items():
-            assert getattr(self.service, f"{kind}_count") == len(found)
+            assert getattr(self.service, kind).count == len(found)
             earliest = min((time for time, _ in found), default=None)
-            assert getattr(self.service, f"next_{kind}_ms") == earliest
+            assert getattr(self.service, kind).next_ms() == earliest
 
 
 TestTimers = TimersMachine.TestCase
@@ -60,9 +60,9 @@ TestTimers.settings = settings(max_examples=100, stateful_step_count=40, deadlin
 
 def test_a_timer_that_is_moved_on_again_and_again_leaves_no_trace() -> None:
     service = TimerService()
-    service.add_event("other", 10**9)
+    service.event.add("other", 10**9)
     for time in range(10_000):
-        service.add_event("key", time)
-        service.delete_event("key", time)
+        service.event.add("key", time)
+        service.event.delete("key", time)
     assert len(pickle.dumps(service)) < 1_000
-    assert service.next_event_ms == 10**9
+    assert service.event.next_ms() == 10**9

@@ -585,7 +585,7 @@ class InterruptedChain:
         """Let the task handle it; nothing passes a watermark that is due before it."""
         for action in self.task.handle(event, now(0)):
             if isinstance(action, Send) and isinstance(action.element, Watermark):
-                due = self.backend.timers("p").next_event_ms
+                due = self.backend.timers("p").event.next_ms()
                 assert due is None or due > action.element.time_ms
                 self.passed = action.element.time_ms
             self.fired += sent([action])
