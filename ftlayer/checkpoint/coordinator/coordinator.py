@@ -314,7 +314,7 @@ class Completion:
 
     def published(self, checkpoint: Checkpoint, now: Now) -> list[CheckpointInstruction]:
         pending = self._answered(checkpoint.checkpoint, CheckpointStage.PUBLISHING)
-        self._flight.published(pending.number)
+        self._flight.failures.succeeded(pending.number)
         if not pending.commits:
             return self._complete(pending, checkpoint, now)
         subsumed = self._subsume_earlier(pending, now)
@@ -586,7 +586,7 @@ class CheckpointCoordinator:
 
     def history(self, now: Now) -> tuple[CheckpointDetails, ...]:
         """Checkpoints under way, and the last 100 others; the latest first. Any thread."""
-        return self._flight.history(now)
+        return self._flight.statistics.history(self._flight.all, now.wall_ms)
 
     def validate(self) -> None:
         """Raise `AssertionError` if what is known does not fit together; for tests, behind each event."""

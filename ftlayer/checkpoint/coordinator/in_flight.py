@@ -27,7 +27,7 @@ from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.clock import Now
 from ftlayer.errors import CheckpointError, FTLayerError
 from ftlayer.printable import shown_url
-from ftlayer.vertex.calls.jobs import CheckpointDetails, CheckpointTotals
+from ftlayer.vertex.calls.jobs import CheckpointTotals
 
 
 class AbortReason(Enum):
@@ -49,7 +49,11 @@ class AbortReason(Enum):
 
 
 class FailureCounter:
-    """Counts consecutive failures. Savepoints are none of its business."""
+    """Counts consecutive failures. Savepoints are none of its business.
+
+    Attributes:
+        in_a_row: failures since the last success, or since the job was failed for them.
+    """
 
     REMEMBERED = 1_000
     """So many failed checkpoints are told apart, so that none counts twice."""
@@ -57,30 +61,25 @@ class FailureCounter:
     def __init__(self, tolerable: int) -> None:
         self._tolerable = tolerable
         self._succeeded = 0
-        self._in_a_row = 0
+        self.in_a_row = 0
         self._counted: deque[int] = deque(maxlen=self.REMEMBERED)
-
-    @property
-    def in_a_row(self) -> int:
-        """Failures since the last success, or since the job was failed for them."""
-        return self._in_a_row
 
     def failed(self, checkpoint: int, reason: AbortReason) -> bool:
         """Take a failure; returns whether it is one too many, and begins to count anew then."""
         if not reason.counts or checkpoint <= self._succeeded or checkpoint in self._counted:
             return False
         self._counted.append(checkpoint)
-        self._in_a_row += 1
-        if self._in_a_row <= self._tolerable:
+        self.in_a_row += 1
+        if self.in_a_row <= self._tolerable:
             return False
-        self._in_a_row = 0
+        self.in_a_row = 0
         return True
 
     def succeeded(self, checkpoint: int) -> None:
         """Take a success; failures of earlier checkpoints that are reported late do not count."""
         if checkpoint > self._succeeded:
             self._succeeded = checkpoint
-            self._in_a_row = 0
+            self.in_a_row = 0
 
 
 # Chains that hold their input, since too many of their records fail, or wait: barriers wait there behind records.
@@ -138,6 +137,7 @@ class PendingCheckpoints:
 
     Attributes:
         statistics: what has become of all of them.
+        failures: those in a row.
         failure: what is to become of the job for it; its owner resets it to None.
         final_failed_ms: when the final checkpoint, or a savepoint to stop with, was given up last; None: never.
     """
@@ -147,7 +147,7 @@ class PendingCheckpoints:
         self._facts = facts
         self._pending: dict[int, PendingCheckpoint] = {}
         self._aborted: dict[int, Barrier] = {}
-        self._failures = FailureCounter(config.tolerable_failures)
+        self.failures = FailureCounter(config.tolerable_failures)
         self.statistics = Statistics(config)
         self.failure: FailJob | None = None
         self.final_failed_ms: int | None = None
@@ -192,10 +192,6 @@ class PendingCheckpoints:
             return [DiscardParts(checkpoint, (part,), self._aborted[checkpoint].location)]
         return []
 
-    def published(self, checkpoint: int) -> None:
-        """It stands: failures before it do not count any more."""
-        self._failures.succeeded(checkpoint)
-
     def complete(
         self,
         pending: PendingCheckpoint,
@@ -226,7 +222,7 @@ class PendingCheckpoints:
             self.final_failed_ms = now.mono_ms
         if pending.stops:
             self.fail_job(f"the job could not be stopped with savepoint {number}: {text}", final)
-        elif not pending.is_savepoint and self._failures.failed(number, reason):
+        elif not pending.is_savepoint and self.failures.failed(number, reason):
             tolerable = self._config.tolerable_failures
             self.fail_job(
                 f"more than {tolerable} checkpoints in a row failed; the last one, {number}: {text}", final
@@ -288,12 +284,9 @@ class PendingCheckpoints:
         return replace(
             self.statistics.totals,
             in_progress=len(self._pending),
-            failures_in_a_row=self._failures.in_a_row,
+            failures_in_a_row=self.failures.in_a_row,
             retained=tuple(shown_url(each.location) for each in retained if each.location),
         )
-
-    def history(self, now: Now) -> tuple[CheckpointDetails, ...]:
-        return self.statistics.history(self.all, now.wall_ms)
 
     def validate(self) -> None:
         """Raise `AssertionError` if what is known does not fit together; for tests."""

@@ -41,7 +41,11 @@ MOST_TRIES = 100
 
 
 class Ownership:
-    """The claim of one execution of a job. For several threads at once."""
+    """The claim of one execution of a job. For several threads at once.
+
+    Attributes:
+        epoch: grows with each start of the job.
+    """
 
     def __init__(self, files: Files, job: str, run: str) -> None:
         """Take the directory over. Raises `CheckpointStorageError`, and `StaleOwnerError` if another one just has."""
@@ -54,12 +58,7 @@ class Ownership:
             "at_ms": int(time.time() * 1_000),
         }
         self._claim = json.dumps(claim).encode()
-        self._epoch = self._take()
-
-    @property
-    def epoch(self) -> int:
-        """Grows with each start of the job."""
-        return self._epoch
+        self.epoch = self._take()
 
     def check(self) -> None:
         """Raise `StaleOwnerError` if another driver has taken over; `CheckpointStorageError` if that is unknown.
@@ -68,14 +67,14 @@ class Ownership:
         there in its place has to say nothing of this job, and may not be written to.
         """
         own = None
-        if self._files.size(_path(self._epoch + 1)) is None:
-            own = self._read(self._epoch)
+        if self._files.size(_path(self.epoch + 1)) is None:
+            own = self._read(self.epoch)
             if own == self._claim:
                 return
         # Who takes over claims first, and removes older claims then: one that is gone has followers.
         if own is None and not self._epochs():
             raise CheckpointStorageError(
-                f"{shown_url(self._files.url)}: the claim of topology {self._job!r}, {_path(self._epoch)}, is not "
+                f"{shown_url(self._files.url)}: the claim of topology {self._job!r}, {_path(self.epoch)}, is not "
                 "there, nor one of another driver: the directory was removed, or is not mounted. No checkpoint is "
                 "completed until it is there again; if it is lost, start the topology again"
             )

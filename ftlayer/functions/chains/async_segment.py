@@ -90,6 +90,9 @@ class AsyncSegment:
     So a barrier, a snapshot or the end of a task finds every record done or failed, as behind a plain function. The
     calls run in one event loop of the process, in a thread of its own, which is the same for all batches: sessions
     and connection pools may live in it.
+
+    Attributes:
+        progress: how many calls have come to their end. Another thread may look.
     """
 
     def __init__(self, step: MapAsync, form: Form, pace: RateLimiter | None = None) -> None:
@@ -97,12 +100,7 @@ class AsyncSegment:
         self._step = step
         self._pace = pace
         self._form = form
-        self._progress = 0
-
-    @property
-    def progress(self) -> int:
-        """How many calls have come to their end. Another thread may look."""
-        return self._progress
+        self.progress = 0
 
     def run(self, rows: pa.RecordBatch | list[Any], parents: I64, times: I64 | None = None) -> SegmentOutcome:
         """Call the function for each row; ``parents`` is what each comes from. Times make no difference."""
@@ -112,7 +110,7 @@ class AsyncSegment:
         return self._outcome(calls, parents)
 
     def _count(self) -> None:
-        self._progress += 1
+        self.progress += 1
 
     def _outcome(self, calls: _Calls, parents: I64) -> SegmentOutcome:
         step, failures = self._step, calls.failures

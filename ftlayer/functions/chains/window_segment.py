@@ -33,11 +33,7 @@ class AggregateSegment:
         """``log`` is where the changes of a batch are noted, to be taken back as a whole."""
         self._step = step
         self._log = log
-        self._done = 0
-
-    @property
-    def progress(self) -> int:
-        return self._done
+        self.progress = 0
 
     def run(self, rows: pa.RecordBatch, parents: I64, times: I64 | None = None) -> SegmentOutcome:
         """Add rows; ``parents`` is what each comes from. Times make no difference.
@@ -52,7 +48,7 @@ class AggregateSegment:
         if log is not None and kept is not None:
             log.add((step.table.restore, kept, None))
         batch = pa.RecordBatch.from_arrays([*step.plan.key_results(rows), *columns], schema=step.schema)
-        self._done += rows.num_rows
+        self.progress += rows.num_rows
         if not refused:
             return SegmentOutcome(batch, parents, [])
         keep = np.ones(rows.num_rows, np.bool_)

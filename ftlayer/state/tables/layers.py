@@ -260,7 +260,7 @@ def _footprint(values: dict[Key, Any], deleted: set[Key], clean: dict[Key, Any])
 
 
 class _Raw(dict[Key, Any]):
-    __slots__ = ("_base", "_clean", "_deleted", "_layers", "_lent", "_sharing", "_store", "where")
+    __slots__ = ("_clean", "_deleted", "_lent", "_sharing", "base", "layers", "store", "where")
 
 
 class LayeredTable(_Raw):
@@ -272,18 +272,23 @@ class LayeredTable(_Raw):
 
     ``del table[key]`` is not to be used: it would lay an older value bare. A class that overrides ``__delitem__`` has
     one slot for it and ``__setitem__``, and setting a value would cost three times as much. `pop` is right.
+
+    Attributes:
+        where: names operator and table in errors.
+        layers: the newest first.
+        base: changed only by the backend, while `Sharing.base_readers` is 0.
+        store: None where there is none.
     """
 
     __slots__ = ()
 
     def __init__(self, where: str, sharing: Sharing, store: Store | None = None) -> None:
-        """``where`` names operator and table in errors."""
         super().__init__()
         self.where = where
         self._sharing = sharing
-        self._store = store
-        self._base: dict[Key, Any] = {}
-        self._layers: tuple[Layer, ...] = ()
+        self.store = store
+        self.base: dict[Key, Any] = {}
+        self.layers: tuple[Layer, ...] = ()
         self._deleted: set[Key] = set()
         self._clean: dict[Key, Any] = {}
         self._lent: set[Key] = set()
@@ -311,7 +316,7 @@ class LayeredTable(_Raw):
         value = dict.pop(self, key, NOTHING)
         if value is not NOTHING:
             # To ask a store whether it has the key costs as much as a mark that says that it has it no more.
-            if self._store is not None or self._below(key) is not NOTHING:
+            if self.store is not None or self._below(key) is not NOTHING:
                 self._deleted.add(key)
             return value
         value = self._below(key)
@@ -323,7 +328,7 @@ class LayeredTable(_Raw):
         return self._owned(key, value)
 
     def discard(self, key: Key) -> None:
-        if dict.pop(self, key, NOTHING) is NOTHING or self._store is None:
+        if dict.pop(self, key, NOTHING) is NOTHING or self.store is None:
             if self._below(key) is not NOTHING:
                 self._deleted.add(key)
         else:
@@ -335,7 +340,7 @@ class LayeredTable(_Raw):
         if value is not NOTHING:
             return value
         value = self._below(key)
-        if value is not NOTHING and (self._sharing.readers or self._store is not None):
+        if value is not NOTHING and (self._sharing.readers or self.store is not None):
             value = self._owned(key, value)
             self._clean[key] = value
             self[key] = value
@@ -362,15 +367,15 @@ class LayeredTable(_Raw):
     def _below(self, key: object) -> Any:
         if key in self._deleted:
             return NOTHING
-        for layer in self._layers:
+        for layer in self.layers:
             value = layer.values.get(key, NOTHING)
             if value is not NOTHING:
                 return value
             if key in layer.deleted:
                 return NOTHING
-        value = self._base.get(key, NOTHING)
-        if value is NOTHING and self._store is not None:
-            return self._store.get(key)
+        value = self.base.get(key, NOTHING)
+        if value is NOTHING and self.store is not None:
+            return self.store.get(key)
         return NOTHING if value is DELETED else value
 
     def _fetched(self, key: Key, value: Any) -> Any:
@@ -401,13 +406,13 @@ class LayeredTable(_Raw):
     def __iter__(self) -> Iterator[Key]:
         keys = dict.fromkeys(dict.keys(self))
         gone = set(self._deleted)
-        for layer in self._layers:
+        for layer in self.layers:
             keys |= dict.fromkeys(key for key in layer.values if key not in gone and key not in keys)
             gone |= layer.deleted
-        keys |= dict.fromkeys(k for k, v in self._base.items() if k not in gone and v is not DELETED)
-        if self._store is not None:
-            base = self._base
-            keys |= dict.fromkeys(k for k in self._store.all_keys() if k not in gone and k not in base)
+        keys |= dict.fromkeys(k for k, v in self.base.items() if k not in gone and v is not DELETED)
+        if self.store is not None:
+            base = self.base
+            keys |= dict.fromkeys(k for k in self.store.all_keys() if k not in gone and k not in base)
         return iter(keys)
 
     def __len__(self) -> int:
@@ -484,28 +489,15 @@ class LayeredTable(_Raw):
         self._lent.clear()
         layer = Layer(values, self._deleted, self._clean)
         self._deleted, self._clean = set(), {}
-        self._layers = (layer, *self._layers)
+        self.layers = (layer, *self.layers)
         return layer
-
-    @property
-    def base(self) -> dict[Key, Any]:
-        """The base; changed only by the backend, while `Sharing.base_readers` is 0."""
-        return self._base
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        return self._layers
-
-    @property
-    def store(self) -> Store | None:
-        return self._store
 
     def replace_layers(self, old: Iterable[Layer], new: Iterable[Layer]) -> None:
         """Put layers in place of neighbours that say the same together."""
         replaced = set(map(id, old))
-        at = next(place for place, layer in enumerate(self._layers) if id(layer) in replaced)
-        rest = [layer for layer in self._layers if id(layer) not in replaced]
-        self._layers = (*rest[:at], *new, *rest[at:])
+        at = next(place for place, layer in enumerate(self.layers) if id(layer) in replaced)
+        rest = [layer for layer in self.layers if id(layer) not in replaced]
+        self.layers = (*rest[:at], *new, *rest[at:])
 
 
 def sliced(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
