@@ -76,18 +76,21 @@ class ValueHandle(Generic[Value], metaclass=ABCMeta):  # for handles in C, which
 ValueHandle.register(native.DictValueHandle)
 
 
-class ListHandle(Generic[Value]):
-    """A list a key; what it holds may be said: ``seen: ListHandle[int]``."""
-
+class _Handle:
     __slots__ = ("_context", "_own", "_table", "ttl")
 
-    def __init__(
-        self, context: KeyedCall, table: ListTable, ttl: StateTtl | None = None, own: Own = None
-    ) -> None:
+    def __init__(self, context: KeyedCall, table: Any, ttl: StateTtl | None = None, own: Own = None) -> None:
         self._context = context
         self._table = table
         self._own = own
         self.ttl = ttl
+
+
+class ListHandle(_Handle, Generic[Value]):
+    """A list a key; what it holds may be said: ``seen: ListHandle[int]``."""
+
+    __slots__ = ()
+    _table: ListTable
 
     def append(self, value: Value) -> None:
         self._table.extend(self._context.key, (value if self._own is None else self._own(value),))
@@ -102,18 +105,11 @@ class ListHandle(Generic[Value]):
         self._table.clear(self._context.key)
 
 
-class MapHandle(MutableMapping[Field, Value]):
+class MapHandle(_Handle, MutableMapping[Field, Value]):
     """A mapping a key: ``by_name: MapHandle[str, int]``. After changing one of its values in place, set it again."""
 
-    __slots__ = ("_context", "_own", "_table", "ttl")
-
-    def __init__(
-        self, context: KeyedCall, table: MapTable, ttl: StateTtl | None = None, own: Own = None
-    ) -> None:
-        self._context = context
-        self._table = table
-        self._own: Callable[[Value], Value] | None = own
-        self.ttl = ttl
+    __slots__ = ()
+    _table: MapTable
 
     def __getitem__(self, field: Field) -> Value:
         value: Value = self._table.items(self._context.key)[field]

@@ -332,7 +332,12 @@ def _one_by_one(aggregate: TypedAggregate) -> OneByOne:
         case "sum":
             return _folded(_adding(aggregate))
         case "mean":
-            return OneByOne((0.0, 0), _add_to_mean, lambda a, b: (a[0] + b[0], a[1] + b[1]), _mean)
+            return OneByOne(
+                (0.0, 0),
+                lambda old, value: old if value is None else (old[0] + float(value), old[1] + 1),
+                lambda a, b: (a[0] + b[0], a[1] + b[1]),
+                lambda parts: parts[0] / parts[1] if parts[1] else None,
+            )
         case "min":
             return _folded(lambda old, value: value if _is_less(value, old) else old)
     return _folded(lambda old, value: value if _is_less(old, value) else old)
@@ -369,15 +374,6 @@ def _adding(aggregate: TypedAggregate) -> Callable[[Any, Any], Any]:
         return total
 
     return add
-
-
-def _add_to_mean(old: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
-    return old if value is None else (old[0] + float(value), old[1] + 1)
-
-
-def _mean(parts: tuple[Any, ...]) -> float | None:
-    total, number = parts
-    return total / number if number else None
 
 
 def _is_less(one: Any, other: Any) -> bool:

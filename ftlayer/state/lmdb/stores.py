@@ -238,7 +238,7 @@ class LmdbStores:
         Called while neither bases nor stores are read.
         """
         if self._sweep is None:
-            self._sweep = Sweep(*max(tables, key=_base_size), self.packed_key)
+            self._sweep = Sweep(*max(tables, key=lambda each: len(each[2].base)), self.packed_key)
         sweep = self._sweep
         if sweep.sort():
             return 0
@@ -394,7 +394,3 @@ class LmdbView:
         """Write a copy of the environment, what memory knows better included."""
         piece, entries = self._stores.copy(writer, scope, pace)
         return StatePiece(FORMAT, piece, entries, checkpoint)
-
-
-def _base_size(table: Spilled) -> int:
-    return len(table[2].base)

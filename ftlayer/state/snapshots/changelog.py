@@ -39,7 +39,7 @@ from ftlayer.state.snapshots.entries import (
 )
 from ftlayer.state.snapshots.lineage import Written
 from ftlayer.state.snapshots.serializer import Serializer
-from ftlayer.state.tables.declarations import LIST, MAP
+from ftlayer.state.tables.declarations import LIST, MAP, VALUE
 from ftlayer.state.tables.layers import DELETED, KeyGroups, Layer
 
 logger = logging.getLogger(__name__)
@@ -291,7 +291,7 @@ def unexpired(info: TableInfo, parts: Iterable[Part], now_ms: int) -> Iterator[P
     if not holds_stamped(info.name):
         yield from parts
         return
-    rest = _RESTS.get(info.kind, _rest_of_value)
+    rest = _RESTS[info.kind]
     for part in parts:
         left = [(key, rest(value, now_ms)) for key, value in zip(part.keys, part.values, strict=True)]
         kept = [pair for pair in left if pair[1] is not DELETED]
@@ -299,21 +299,16 @@ def unexpired(info: TableInfo, parts: Iterable[Part], now_ms: int) -> Iterator[P
         yield Part([key for key, _ in kept], [value for _, value in kept], part.deleted + gone)
 
 
-def _rest_of_value(stamped: Any, now_ms: int) -> Any:
-    return DELETED if is_expired(stamped, now_ms) else stamped
-
-
-def _rest_of_list(values: Any, now_ms: int) -> Any:
-    left = [stamped for stamped in values if not is_expired(stamped, now_ms)]
-    return left or DELETED
-
-
 def _rest_of_map(items: Any, now_ms: int) -> Any:
     left = {field: stamped for field, stamped in items.items() if not is_expired(stamped, now_ms)}
     return left or DELETED
 
 
-_RESTS: dict[str, Callable[[Any, int], Any]] = {LIST: _rest_of_list, MAP: _rest_of_map}
+_RESTS: dict[str, Callable[[Any, int], Any]] = {
+    VALUE: lambda stamped, now_ms: DELETED if is_expired(stamped, now_ms) else stamped,
+    LIST: lambda values, now_ms: [each for each in values if not is_expired(each, now_ms)] or DELETED,
+    MAP: _rest_of_map,
+}
 
 
 NO_CHECKPOINT = 0

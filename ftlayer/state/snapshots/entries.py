@@ -125,7 +125,7 @@ class Migrations:
                 return until, migrate(inner, info.state_version)
             return migrate(value, info.state_version)
 
-        whole = _WHOLES.get(info.kind, _value)
+        whole = _WHOLES[info.kind]
         migrated = []
         for key, value in zip(keys, values, strict=True):
             try:
@@ -142,19 +142,11 @@ class Migrations:
         return info.state_version < self.version(info.operator, info.name)
 
 
-def _value(value: Any, one: Callable[[Any], Any]) -> Any:
-    return one(value)
-
-
-def _list(values: Any, one: Callable[[Any], Any]) -> Any:
-    return [one(value) for value in values]
-
-
-def _map(items: Any, one: Callable[[Any], Any]) -> Any:
-    return {field: one(value) for field, value in items.items()}
-
-
-_WHOLES: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {LIST: _list, MAP: _map}
+_WHOLES: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
+    VALUE: lambda value, one: one(value),
+    LIST: lambda values, one: [one(value) for value in values],
+    MAP: lambda items, one: {field: one(value) for field, value in items.items()},
+}
 
 
 SLICE = 1_000

@@ -20,6 +20,7 @@ import datetime as dt
 import pickle
 from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from typing import Any, Literal
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -193,22 +194,9 @@ def _zoned(code: int, value: dt.datetime | dt.time, *date: int) -> msgpack.ExtTy
     return msgpack.ExtType(code, _inner([*fields, zone]))
 
 
-def _write_datetime(value: dt.datetime) -> msgpack.ExtType:
-    return _zoned(_DATETIME, value, value.year, value.month, value.day)
-
-
-def _read_datetime(data: bytes) -> dt.datetime:
+def _read_zoned(kind: type[dt.datetime | dt.time], data: bytes) -> dt.datetime | dt.time:
     *fields, fold, zone = unpack(data)
-    return dt.datetime(*fields).replace(tzinfo=_read_zone(zone), fold=fold)
-
-
-def _write_time(value: dt.time) -> msgpack.ExtType:
-    return _zoned(_TIME, value)
-
-
-def _read_time(data: bytes) -> dt.time:
-    *fields, fold, zone = unpack(data)
-    return dt.time(*fields).replace(tzinfo=_read_zone(zone), fold=fold)
+    return kind(*fields).replace(tzinfo=_read_zone(zone), fold=fold)
 
 
 # ---------------------------------------------------------------- arrays
@@ -239,35 +227,31 @@ def _read_array(data: bytes) -> Any:
     return np.frombuffer(raw, np.dtype(dtype)).copy().reshape(shape, order=order)
 
 
-def _write_batch(value: pa.RecordBatch) -> msgpack.ExtType:
-    return msgpack.ExtType(_BATCH, as_stream(value).to_pybytes())
-
-
 def _read_batch(data: bytes) -> pa.RecordBatch:
     with pa.ipc.open_stream(data) as reader:
         return reader.read_next_batch()
 
 
 _WRITERS: dict[type, Callable[[Any], msgpack.ExtType]] = {
-    dt.datetime: _write_datetime,
+    dt.datetime: lambda v: _zoned(_DATETIME, v, v.year, v.month, v.day),
     dt.date: lambda v: msgpack.ExtType(_DATE, _inner([v.year, v.month, v.day])),
-    dt.time: _write_time,
+    dt.time: partial(_zoned, _TIME),
     dt.timedelta: lambda v: msgpack.ExtType(_TIMEDELTA, _inner([v.days, v.seconds, v.microseconds])),
     Decimal: lambda v: msgpack.ExtType(_DECIMAL, str(v).encode()),
     UUID: lambda v: msgpack.ExtType(_UUID, v.bytes),
     complex: lambda v: msgpack.ExtType(_COMPLEX, _inner([v.real, v.imag])),
     bytearray: lambda v: msgpack.ExtType(_BYTEARRAY, bytes(v)),
     np.ndarray: _write_array,
-    pa.RecordBatch: _write_batch,
+    pa.RecordBatch: lambda v: msgpack.ExtType(_BATCH, as_stream(v).to_pybytes()),
 }
 
 _READERS: dict[int, Callable[[bytes], Any]] = {
     _TUPLE: lambda data: tuple(unpack(data)),
     _SET: lambda data: set(unpack(data)),
     _FROZENSET: lambda data: frozenset(unpack(data)),
-    _DATETIME: _read_datetime,
+    _DATETIME: partial(_read_zoned, dt.datetime),
     _DATE: lambda data: dt.date(*unpack(data)),
-    _TIME: _read_time,
+    _TIME: partial(_read_zoned, dt.time),
     _TIMEDELTA: lambda data: dt.timedelta(*unpack(data)),
     _DECIMAL: lambda data: Decimal(data.decode()),
     _UUID: lambda data: UUID(bytes=data),
