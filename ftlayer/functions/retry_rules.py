@@ -65,10 +65,6 @@ class RetryRule:
         """Make a rule of what a user gave; `ConfigError` naming ``where`` for what cannot be asked."""
         return cls(_test(retry_on, f"{where}: retry_on"), _test(dead_on, f"{where}: dead_on"))
 
-    @property
-    def says_nothing(self) -> bool:
-        return self.retry_on is None and self.dead_on is None
-
     def worth_a_retry(self, error: BaseException) -> bool | None:
         """Say whether ``error`` is worth a retry; None: this level does not say.
 
@@ -131,7 +127,7 @@ def rules_of(
     rule, limit = RetryRule.of(retry_on, dead_on, where), limit_of(max_failing, where)
     if extra_keys is not None:
         check_choice(extra_keys, f"{where}: extra_keys", ("fail", "ignore"))
-    return RetryRules(() if rule.says_nothing else (rule,), limit, extra_keys == "ignore")
+    return RetryRules(() if rule == RetryRule() else (rule,), limit, extra_keys == "ignore")
 
 
 def _test(given: Errors | str | None, option: str) -> _Test | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from functools import partial
+from functools import partial, wraps
 from typing import Any, SupportsIndex, TypeGuard
 
 from ftlayer.functions.handles import KeyedCall, Own, ValueHandle
@@ -274,6 +274,17 @@ def logged(state: Any, log: Changes) -> UndoItems | UndoBroadcast:
     return UndoBroadcast(state, log) if isinstance(state, dict) else UndoItems(state, log)
 
 
+def _noted(change: Callable[..., Any]) -> Any:
+    """Return a method that notes the items as they are, and changes them as that of `list` does."""
+
+    @wraps(change)
+    def noted(items: UndoItems, *args: Any, **options: Any) -> Any:
+        items._changes()
+        return change(items, *args, **options)
+
+    return noted
+
+
 class UndoItems(list[Any]):
     __slots__ = ("_log",)
 
@@ -302,44 +313,20 @@ class UndoItems(list[Any]):
         self.extend(items)
         return self
 
-    def __imul__(self, times: SupportsIndex) -> UndoItems:
-        self._changes()
-        super().__imul__(times)
-        return self
-
-    def __setitem__(self, place: Any, item: Any) -> None:
-        self._changes()
-        super().__setitem__(place, item)
-
-    def __delitem__(self, place: Any) -> None:
-        self._changes()
-        super().__delitem__(place)
-
-    def insert(self, place: SupportsIndex, item: Any) -> None:
-        self._changes()
-        super().insert(place, item)
+    __imul__ = _noted(list.__imul__)
+    __setitem__ = _noted(list.__setitem__)
+    __delitem__ = _noted(list.__delitem__)
+    insert = _noted(list.insert)
+    remove = _noted(list.remove)
+    clear = _noted(list.clear)
+    reverse = _noted(list.reverse)
+    sort = _noted(list.sort)
 
     def pop(self, place: SupportsIndex = -1) -> Any:
         found = self[place]
         self._changes()
         super().__delitem__(place)
         return found
-
-    def remove(self, item: Any) -> None:
-        self._changes()
-        super().remove(item)
-
-    def clear(self) -> None:
-        self._changes()
-        super().clear()
-
-    def reverse(self) -> None:
-        self._changes()
-        super().reverse()
-
-    def sort(self, *, key: Callable[[Any], Any] | None = None, reverse: bool = False) -> None:
-        self._changes()
-        super().sort(key=key, reverse=reverse)
 
     def _read(self, items: Iterable[Any]) -> None:
         if not all(type(item) in ATOMS or is_immutable(item) for item in items):
@@ -520,19 +507,13 @@ class UndoState:
         self._maps: dict[str, UndoMaps] = {}
 
     def values(self, name: str) -> UndoValues:
-        if name not in self._values:
-            self._values[name] = UndoValues(self._state.values(name), self._log)
-        return self._values[name]
+        return self._values.setdefault(name, UndoValues(self._state.values(name), self._log))
 
     def lists(self, name: str) -> UndoLists:
-        if name not in self._lists:
-            self._lists[name] = UndoLists(self._state.lists(name), self._log)
-        return self._lists[name]
+        return self._lists.setdefault(name, UndoLists(self._state.lists(name), self._log))
 
     def maps(self, name: str) -> UndoMaps:
-        if name not in self._maps:
-            self._maps[name] = UndoMaps(self._state.maps(name), self._log)
-        return self._maps[name]
+        return self._maps.setdefault(name, UndoMaps(self._state.maps(name), self._log))
 
     def describe(self, name: str, values: str) -> None:
         self._state.describe(name, values)
