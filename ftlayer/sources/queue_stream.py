@@ -143,24 +143,26 @@ class RedeliveryWindow:
                     del self._turns[name]
 
 
-def pack_position(source: Sequence[str], *state: bytes) -> bytes:
+def pack_position(source: Sequence[str], *state: Any) -> bytes:
     """Return a position of a source, which a few texts name: the system's name, and what is read of it."""
-    packed: bytes = msgpack.packb([*source, *state])
+    packed: bytes = msgpack.packb([*source, *state], unicode_errors="surrogateescape")
     return packed
 
 
-def unpack_position(position: bytes, source: Sequence[str], place: str, parts: int = 1) -> list[bytes]:
-    """Return the state in a position, of so many parts. ``place`` is how errors name the source.
+def unpack_position(
+    position: bytes, source: Sequence[str], place: str, kinds: Sequence[type] = (bytes,)
+) -> list[Any]:
+    """Return the state in a position, parts of these ``kinds``. ``place`` is how errors name the source.
 
     Raises `ConfigError` for a position of something else.
     """
     try:
-        found = msgpack.unpackb(position)
+        found = msgpack.unpackb(position, unicode_errors="surrogateescape")
     except (ValueError, msgpack.UnpackException):
         found = None
     if isinstance(found, list) and found[: len(source)] == list(source):
-        state: list[bytes] = found[len(source) :]
-        if len(state) == parts and all(isinstance(part, bytes) for part in state):
+        state = found[len(source) :]
+        if len(state) == len(kinds) and all(map(isinstance, state, kinds)):
             return state
     raise ConfigError(
         f"{place}: the positions stored under this uid are of another source; give the new one a uid of its own"

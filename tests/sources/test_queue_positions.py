@@ -11,7 +11,7 @@ MINE = ("amqp", "orders")
 
 
 def test_a_position_gives_back_what_it_was_made_of() -> None:
-    assert unpack_position(pack_position(MINE, b"a", b""), MINE, "queue", parts=2) == [b"a", b""]
+    assert unpack_position(pack_position(MINE, b"a", b""), MINE, "queue", (bytes, bytes)) == [b"a", b""]
 
 
 @pytest.mark.parametrize(

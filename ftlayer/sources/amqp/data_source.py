@@ -130,9 +130,9 @@ class AmqpSource(Queue):
 
     def unpack(self, position: bytes) -> bytes:
         """Return the names in a position; `ConfigError` for one of something else."""
-        names, _ = unpack_position(position, ("amqp", self.queue), self.place, parts=2)
+        names, _ = unpack_position(position, ("amqp", self.queue), self.place, (bytes, bytes))
         assert len(names) % NAME_BYTES == 0
-        return names
+        return bytes(names)
 
 
 @hides_secrets(lambda reader: reader._secrets)

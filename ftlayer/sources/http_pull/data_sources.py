@@ -301,7 +301,7 @@ def _at(value: Any, name: str) -> Any:
 
 
 def _unpack_of_polled(position: bytes) -> tuple[int, _Place]:
-    number, cursor, etag, known = unpack_position(position, _NAME_of_polled, "polled JSON", 4)
+    number, cursor, etag, known = unpack_position(position, _NAME_of_polled, "polled JSON", 4 * (bytes,))
     return int.from_bytes(number), _Place(cursor.decode(), etag.decode(), known)
 
 
@@ -558,7 +558,7 @@ class SseReader(QueueReader):
 
 
 def _unpack(position: bytes) -> tuple[int, str]:
-    number, last_id = unpack_position(position, _NAME, "Server-Sent Events", 2)
+    number, last_id = unpack_position(position, _NAME, "Server-Sent Events", 2 * (bytes,))
     return int.from_bytes(number), last_id.decode()
 
 

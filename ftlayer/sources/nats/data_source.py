@@ -597,7 +597,7 @@ class NatsSource(Queue):
 
     def unpack(self, position: bytes) -> tuple[Sequences, int, str]:
         """Return numbers, time and subjects of a window; `ConfigError` for a position of something else."""
-        state, _ = unpack_position(position, self._mine, self.place, parts=2)
+        state, _ = unpack_position(position, self._mine, self.place, (bytes, bytes))
         known, until_ns, subjects = msgpack.unpackb(state)
         return Sequences.unpacked(known), int(until_ns), str(subjects)
 

@@ -241,7 +241,7 @@ class RedisSource(Queue):
     def unpack(self, position: bytes) -> bytes:
         """Return the id of the entry that a position is behind; `ConfigError` for one of something else."""
         (last,) = unpack_position(position, self._name, f"{self.place}, group {self.group!r}")
-        return last
+        return bytes(last)
 
     @property
     def _name(self) -> tuple[str, ...]:

@@ -13,9 +13,8 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from stat import S_ISREG
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-import msgpack
 import pyarrow as pa
 
 from ftlayer.checkpoint.storage.layout import is_local, normal
@@ -27,6 +26,7 @@ from ftlayer.records.beside import valid
 from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.sources.files.listing import as_pattern
 from ftlayer.sources.from_json import line_starts, texts_of
+from ftlayer.sources.queue_stream import pack_position, unpack_position
 from ftlayer.topology.operators import Fetched, Member, Queue, QueueReader
 
 logger = logging.getLogger(__name__)
@@ -220,7 +220,7 @@ def _matches(path: str, patterns: Sequence[str]) -> bool:
 TAIL_BYTES = 1 << 10
 """A file is the one that was read if so many bytes before the place are the same."""
 
-_KIND = "tail"
+_NAME = ("tail",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,23 +254,13 @@ def tail_length(offset: int) -> int:
 def pack(number: int, places: Sequence[TailPlace]) -> bytes:
     """Return a source's position. ``number`` makes it another one than all others."""
     each = [[one.log, one.inode, one.offset, one.tail, one.is_ended] for one in places]
-    packed: bytes = msgpack.packb([_KIND, number, each], unicode_errors="surrogateescape")
-    return packed
+    return pack_position(_NAME, number, each)
 
 
 def unpack(position: bytes) -> tuple[int, list[TailPlace]]:
     """Return what was packed; `ConfigError` for the position of another source."""
-    found: Any
-    try:
-        found = msgpack.unpackb(position, unicode_errors="surrogateescape")
-    except (ValueError, msgpack.UnpackException):
-        found = None
-    if not isinstance(found, list) or len(found) != 3 or found[0] != _KIND:
-        raise ConfigError(
-            "a growing file: the positions stored under this uid are of another source; give the new one a uid of "
-            "its own"
-        )
-    return found[1], [TailPlace(*each) for each in found[2]]
+    number, places = unpack_position(position, _NAME, "a growing file", (int, list))
+    return number, [TailPlace(*each) for each in places]
 
 
 # What is read next of files that grow, and are rotated: the rules.

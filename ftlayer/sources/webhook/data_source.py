@@ -522,45 +522,37 @@ class WebhookSource(Queue):
         return WebhookReader(self.schema, member.subtask, number, intake, webhook, server)
 
 
+@dataclass(slots=True)
 class WebhookReader(QueueReader):
-    def __init__(
-        self,
-        schema: pa.Schema,
-        subtask: int,
-        number: int,
-        intake: WebhookIntake,
-        app: WebhookApp,
-        server: WebServer,
-    ) -> None:
-        self._schema = schema
-        self._subtask = subtask
-        self._number = number
-        self._intake = intake
-        self._app = app
-        self.server = server
+    schema: pa.Schema
+    subtask: int
+    number: int
+    intake: WebhookIntake
+    app: WebhookApp
+    server: WebServer
 
     def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
-        requests = self._intake.take(max_rows, wait_s)
+        requests = self.intake.take(max_rows, wait_s)
         if requests:
-            self._number += 1
-            position = _POSITION + self._number.to_bytes(8)
-            return Fetched(rows_of(requests, self._schema), self._subtask, position, requests)
+            self.number += 1
+            position = _POSITION + self.number.to_bytes(8)
+            return Fetched(rows_of(requests, self.schema), self.subtask, position, requests)
         if not self.server.is_running:
             raise SourceError("the webhook's server has ended by itself; the log of its slot says why")
         return None
 
     def acknowledge(self, receipts: Sequence[list[Request]]) -> None:
         for requests in receipts:
-            self._app.settle(self._intake.stored(requests), stored=True)
+            self.app.settle(self.intake.stored(requests), stored=True)
 
     def waiting(self) -> int:
-        return self._intake.untaken
+        return self.intake.untaken
 
     def wake_up(self) -> None:
-        self._intake.wake_up()
+        self.intake.wake_up()
 
     def close(self) -> None:
-        self._app.settle(self._intake.close(), stored=False)
+        self.app.settle(self.intake.close(), stored=False)
         self.server.close()
 
 
