@@ -7,12 +7,10 @@ for AMQP and MQTT write, too.
 """
 
 from ftlayer.sinks.amqp import AmqpSink
-from ftlayer.sinks.delta.message import DeltaMessage
-from ftlayer.sinks.delta.sink import DeltaDataSource, DeltaSink
+from ftlayer.sinks.delta.sink import DeltaDataSource, DeltaMessage, DeltaSink
 from ftlayer.sinks.files import FileDataSource, FileMessage, FileSink
 from ftlayer.sinks.http import HttpSink
-from ftlayer.sinks.iceberg.message import IcebergMessage
-from ftlayer.sinks.iceberg.sink import IcebergDataSource, IcebergSink
+from ftlayer.sinks.iceberg.sink import IcebergDataSource, IcebergMessage, IcebergSink
 from ftlayer.sinks.kafka.messages import KafkaMessage
 from ftlayer.sinks.kafka.sink import KafkaSink
 from ftlayer.sinks.mqtt import MqttSink

@@ -26,7 +26,6 @@ from ftlayer.data_sources import DataSourceOptions, OptionsDataSource
 from ftlayer.errors import SinkError, SinkTargetError
 from ftlayer.failures import RowsRejected
 from ftlayer.printable import hides_secrets, secrets_of
-from ftlayer.sinks.copying import SUFFIX
 from ftlayer.sinks.fitting import chunked
 from ftlayer.sinks.table_commits import (
     CleaningSink,
@@ -149,6 +148,8 @@ class PostgresSink(CleaningSink[PostgresMessage]):
         except SinkError as error:
             if fault_of(error.__cause__) not in (Fault.TARGET, Fault.ROW):
                 raise
+            from ftlayer.sinks.staging import SUFFIX
+
             way = (
                 f" in {self._table}{SUFFIX}: make the table take them (as it was, with its columns and rights) and "
                 "start again; or see which it refuses, and drop or divert them, by `ftlayer checkpoints refused`"

@@ -19,9 +19,9 @@ from ftlayer.checkpoint.storage import report as last_reports
 from ftlayer.checkpoint.storage.metadata import JobResult
 from ftlayer.runtime.protocol import channel_frames
 from ftlayer.sinks.at_least_once import SentMessage
-from ftlayer.sinks.delta.message import DeltaMessage
+from ftlayer.sinks.delta.sink import DeltaMessage
 from ftlayer.sinks.files import FileMessage
-from ftlayer.sinks.iceberg.message import IcebergMessage
+from ftlayer.sinks.iceberg.sink import IcebergMessage
 from ftlayer.sinks.kafka.messages import KafkaMessage
 from ftlayer.sinks.nats import NatsMessage
 from ftlayer.sinks.postgres import PostgresMessage

@@ -24,7 +24,7 @@ from ftlayer.checkpoint.storage import remote_files
 from ftlayer.checkpoint.storage.files import LocalFiles
 from ftlayer.errors import CheckpointStorageError, ConfigError, SinkTargetError, UncommittableError
 from ftlayer.failures import RowsRejected
-from ftlayer.sinks import FileMessage, FileSink, PostgresMessage, files, formats
+from ftlayer.sinks import FileMessage, FileSink, PostgresMessage, files
 
 _directories = itertools.count()
 
@@ -124,8 +124,8 @@ NO_TEXT = pa.Array.from_buffers(
 @pytest.mark.parametrize("format", ["parquet", "csv", "json"])
 def test_rows_that_the_format_cannot_hold_are_refused_by_their_numbers(url: str, format: str) -> None:
     """Those of the rows that were written together: the others are named when it is tried again."""
-    count = 2 * formats.ROW_GROUP_ROWS + 100
-    bad = [5, formats.ROW_GROUP_ROWS + 7, formats.ROW_GROUP_ROWS + 8, count - 1]
+    count = 2 * files.ROW_GROUP_ROWS + 100
+    bad = [5, files.ROW_GROUP_ROWS + 7, files.ROW_GROUP_ROWS + 8, count - 1]
 
     def batches(left: list[int]) -> Any:
         numbers = pa.array(left, pa.int64())

@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from itertools import chain
 from pathlib import Path
@@ -27,7 +28,6 @@ from ftlayer.data_sources import DataSourceOptions, OptionsDataSource
 from ftlayer.errors import ConfigError, FTLayerError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.printable import hides_secrets, secrets_in, secrets_of, shown_url
 from ftlayer.sinks.at_least_once import WriterNumbers
-from ftlayer.sinks.delta.message import DeltaMessage, StagedFile
 from ftlayer.sinks.fitting import (
     as_column,
     check_fits,
@@ -49,6 +49,38 @@ from ftlayer.sinks.table_commits import (
 )
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StagedFile:
+    """A Parquet file of a table that no commit names yet: what the commit will say about it."""
+
+    path: str
+    size: int
+    partition_values: tuple[tuple[str, str | None], ...]
+    stats: str
+
+
+@dataclass(frozen=True)
+class DeltaMessage(WriterCommitMessage):
+    """The result of one `DeltaSink.write`. ``query``: see `streaming_query`.
+
+    ``writer`` and ``number``: see `WriterNumbers`. ``schema``: of the table then, as Arrow writes it.
+    """
+
+    writer: str
+    number: int
+    written_ms: int
+    files: tuple[StagedFile, ...]
+    rows: int
+    schema: bytes
+    partition_by: tuple[str, ...]
+    query: str
+
+    @property
+    def id(self) -> str:
+        """The name by which commits of the table know it."""
+        return f"{self.writer}-{self.number}"
 
 
 HOUR_MS = 3_600_000

@@ -6,6 +6,7 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
@@ -29,7 +30,6 @@ from ftlayer.failures import RowsRejected
 from ftlayer.printable import described, hides_secrets, secrets_in
 from ftlayer.sinks.at_least_once import WriterNumbers
 from ftlayer.sinks.fitting import as_column, check_fits, chunked, fitted, refuse_nulls, whole_or_refused
-from ftlayer.sinks.iceberg.message import IcebergMessage, StagedDataFile, data_file, staged
 from ftlayer.sinks.table_commits import (
     StagingSink,
     by_query,
@@ -38,6 +38,73 @@ from ftlayer.sinks.table_commits import (
     tried,
     uncommittable,
 )
+
+COUNTS = (
+    "column_sizes",
+    "value_counts",
+    "null_value_counts",
+    "nan_value_counts",
+    "lower_bounds",
+    "upper_bounds",
+)
+
+
+@dataclass(frozen=True)
+class StagedDataFile:
+    """A data file that no snapshot has yet. ``metrics``: pyiceberg's, by their names."""
+
+    path: str
+    size: int
+    rows: int
+    partition: tuple[Any, ...]
+    metrics: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class IcebergMessage(WriterCommitMessage):
+    """The result of one `IcebergSink.write`. ``query``: see `streaming_query`.
+
+    ``writer`` and ``number``: see `WriterNumbers`. ``table`` is the table's UUID, ``spec`` the partition spec then.
+    """
+
+    writer: str
+    number: int
+    written_ms: int
+    files: tuple[StagedDataFile, ...]
+    rows: int
+    table: str
+    spec: int
+    query: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.writer}-{self.number}"
+
+
+def staged(file: Any) -> StagedDataFile:
+    partition = tuple(file.partition[at] for at in range(len(file.partition)))
+    metrics = {name: getattr(file, name) for name in (*COUNTS, "split_offsets")}
+    return StagedDataFile(file.file_path, file.file_size_in_bytes, file.record_count, partition, metrics)
+
+
+def data_file(file: StagedDataFile, spec: int) -> Any:
+    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+    from pyiceberg.typedef import Record
+
+    return DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=file.path,
+        file_format=FileFormat(file.path.rpartition(".")[2].upper()),
+        partition=Record(*file.partition),
+        record_count=file.rows,
+        file_size_in_bytes=file.size,
+        sort_order_id=None,
+        spec_id=spec,
+        equality_ids=None,
+        key_metadata=None,
+        **file.metrics,
+    )
+
 
 # What is committed, in the table's own properties: they change in the commit that adds the rows.
 #
