@@ -23,6 +23,7 @@ from pyarrow import Buffer
 
 from ftlayer.checkpoint.barrier import Alignment, SnapshotKind
 from ftlayer.errors import CodecError, MalformedRequestError
+from ftlayer.functions.conversion import schema_text
 from ftlayer.printable import described
 from ftlayer.records.ids import U64Array
 from ftlayer.records.ipc import UNREADABLE, as_message, has_dictionaries, read_batch, read_one_batch
@@ -251,7 +252,7 @@ class ElementCodec:
         wanted = self._schemas[edge]
         if not schema.equals(wanted) and (schema.names != wanted.names or schema.types != wanted.types):
             raise CodecError(
-                f"edge {edge} carries the columns {_described(wanted)}, and was given {_described(schema)}"
+                f"edge {edge} carries the columns {schema_text(wanted)}, and was given {schema_text(schema)}"
             )
 
     def _decode_batch(self, frame: pa.Buffer, header: _Header, edge: int) -> Batch:
@@ -403,10 +404,6 @@ def _aligned(frame: pa.Buffer) -> pa.Buffer:
 
 def _bytes_of(array: npt.NDArray[Any]) -> Any:
     return np.ascontiguousarray(array).data.cast("B") if len(array) else b""
-
-
-def _described(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
 def _pack_barrier(barrier: Barrier) -> bytes:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ftlayer.errors import InvalidTopologyError, ProtocolError
+from ftlayer.functions.conversion import schema_text
 from ftlayer.functions.failures import failure_of
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.handler.children import Children
@@ -61,9 +62,9 @@ def key_schemas(operators: Sequence[Operator], inputs: Sequence[pa.Schema]) -> d
         ]
         if isinstance(operator, CoProcess) and schemas and _types(schemas[0]) != _types(schemas[-1]):
             raise InvalidTopologyError(
-                f"{operator.uid!r}: the key of input 0 is ({_text(schemas[0])}) and that of input 1 is "
-                f"({_text(schemas[-1])}); equal keys of different types have different key groups: convert one of "
-                "them in a map before"
+                f"{operator.uid!r}: the key of input 0 is ({schema_text(schemas[0])}) and that of input 1 is "
+                f"({schema_text(schemas[-1])}); equal keys of different types have different key groups: convert one "
+                "of them in a map before"
             )
         if schemas:
             found[operator.uid] = schemas[0]
@@ -78,10 +79,6 @@ def _key_schema(columns: tuple[str, ...], schema: pa.Schema) -> pa.Schema:
 
 def _types(schema: pa.Schema) -> list[pa.DataType]:
     return [field.type for field in schema]
-
-
-def _text(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
 class OutEdge:

@@ -296,7 +296,7 @@ def test_inner_offsets_that_make_no_sense_are_refused() -> None:
 
 
 def test_another_schema_is_refused_where_it_is_written() -> None:
-    with pytest.raises(CodecError, match="edge 0 carries the columns id: int64"):
+    with pytest.raises(CodecError, match="edge 0 carries the columns id int64"):
         CODEC.encode(CHANNEL, Batch(pa.record_batch({"id": [1]})))
 
 

@@ -39,6 +39,7 @@ from ftlayer.errors import (
     MalformedRequestError,
     StaleOwnerError,
 )
+from ftlayer.functions.conversion import schema_text
 from ftlayer.functions.failures import raise_signalled
 from ftlayer.partitioning.partitioners import OutgoingRows
 from ftlayer.partitioning.replay import HashByKeyGroup, key_groups, subtasks_of
@@ -528,15 +529,11 @@ def _other_columns(letter: ChainLetter, has: pa.Schema, takes: pa.Schema) -> str
     """Say why a record is not one that its operator takes; "" if it is."""
     if has.equals(takes):
         return ""
-    return f"{letter.chain!r} takes other records now: {_columns(takes)}; this one has {_columns(has)}"
+    return f"{letter.chain!r} takes other records now: {schema_text(takes)}; this one has {schema_text(has)}"
 
 
 def _uids(vertex: JobVertex) -> list[str]:
     return [operator.uid for operator in vertex.operators]
-
-
-def _columns(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
 WRITE_WAIT_S = 30.0

@@ -17,6 +17,7 @@ import pyarrow as pa
 from ftlayer.checkpoint.snapshots import ChannelState, InFlight, Piece, Restore, Scope
 from ftlayer.checkpoint.storage.writer import PieceWriter
 from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError
+from ftlayer.functions.conversion import schema_text
 from ftlayer.partitioning.partitioners import OutgoingRows
 from ftlayer.partitioning.replay import HashByKeyGroup
 from ftlayer.runtime.protocol.channel_frames import VERSION, ElementCodec, rows_in, version_of
@@ -87,8 +88,8 @@ def read_batches(data: bytes, edge: JobEdge, codec: ElementCodec) -> list[Batch]
         raise CheckpointDamagedError(f"a piece of records in flight has no schema ({error})") from error
     if not fits:
         raise IncompatibleCheckpointError(
-            f"records in flight from {edge.source!r} to {edge.target!r} have the columns {_described(written)}, "
-            f"and the stream has {_described(edge.schema)} now; restore from a savepoint, which holds no "
+            f"records in flight from {edge.source!r} to {edge.target!r} have the columns {schema_text(written)}, "
+            f"and the stream has {schema_text(edge.schema)} now; restore from a savepoint, which holds no "
             "records in flight"
         )
     frames = list(parts)
@@ -181,7 +182,3 @@ def _parts(buffer: pa.Buffer) -> Iterator[pa.Buffer]:
             raise CheckpointDamagedError("a piece of records in flight is cut off")
         yield buffer.slice(at, length)
         at += length + -length % 8
-
-
-def _described(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)

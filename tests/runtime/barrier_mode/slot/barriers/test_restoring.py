@@ -166,7 +166,7 @@ def test_records_of_another_schema_are_refused(kit: Any, tools: Any) -> None:
     schema = pa.schema([("n", pa.timestamp("us")), ("text", pa.string())])
     now = JobEdge(0, "source", "work", 0, Rebalance(), schema)
     state = captured_of(tools, replace(now, schema=kit.schema), kit.from_0, places)
-    with pytest.raises(IncompatibleCheckpointError, match=r"n: int64.*savepoint"):
+    with pytest.raises(IncompatibleCheckpointError, match=r"n int64.*savepoint"):
         read_batches(places.read(state.frames), now, ElementCodec([now]))
 
 
