@@ -24,7 +24,7 @@ import pyarrow as pa
 import ftlayer
 from bench.harness import Target, note
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.handler.handler import FTHandler
 from ftlayer.runtime.acker_mode.slot.shell import AckerSlot, FailCall, PersistCall

@@ -8,16 +8,16 @@ from ftlayer.checkpoint.custom_storage import CheckpointStorage, FileStatus, Sto
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.migration import StateMigration
 from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, Retention
+from ftlayer.common.failures import FailException, PermanentFailure, RetryLater, RowsRejected
+from ftlayer.common.java import ensure_java_for_sessions
+from ftlayer.common.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import FTLayerError
-from ftlayer.failures import FailException, PermanentFailure, RetryLater, RowsRejected
-from ftlayer.java.machine import ensure_java_for_sessions
-from ftlayer.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
 
 if TYPE_CHECKING:
     from ftlayer.checkpoint.snapshots import Checkpoint
     from ftlayer.checkpoint.storage.metadata import JobResult
-    from ftlayer.circuit import CircuitStatus
+    from ftlayer.common.circuit import CircuitStatus
     from ftlayer.console.options import ConsoleProcess
     from ftlayer.dead_letters.letter import DeadLetter
     from ftlayer.dead_letters.reader import DeadLetterReader
@@ -149,7 +149,7 @@ _MODULES = {
     for module, names in {
         "ftlayer.checkpoint.snapshots": "Checkpoint",
         "ftlayer.checkpoint.storage.metadata": "JobResult",
-        "ftlayer.circuit": "CircuitStatus",
+        "ftlayer.common.circuit": "CircuitStatus",
         "ftlayer.console.options": "ConsoleProcess",
         "ftlayer.dead_letters.letter": "DeadLetter",
         "ftlayer.dead_letters.reader": "DeadLetterReader",

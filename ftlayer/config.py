@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from ftlayer.checks import (
+from ftlayer.common.checks import (
     LONGEST_MS,
     MOST_BYTES,
     Duration,
@@ -22,8 +22,8 @@ from ftlayer.checks import (
     duration_ms,
     known_options,
 )
+from ftlayer.common.telemetry.settings import check_endpoint
 from ftlayer.errors import ConfigError
-from ftlayer.telemetry.settings import check_endpoint
 from ftlayer.transport.address import MAX_PORT, parse_listen
 
 MIB = 1 << 20

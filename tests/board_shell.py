@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.store import MemoryStore
 from ftlayer.vertex.calls import (
     Announced,

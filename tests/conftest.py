@@ -30,8 +30,8 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509 import load_pem_x509_certificate
 from hypothesis import HealthCheck, settings
 
+from ftlayer.common.java import ensure_java
 from ftlayer.errors import JavaMissingError
-from ftlayer.java.machine import ensure_java
 from ftlayer.transport.tls import make_certificate
 
 DAEMON_START_S = 600.0

@@ -152,7 +152,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--archive"]:
-        from ftlayer.java.machine import ensure_java
+        from ftlayer.common.java import ensure_java
 
         use_home()
         use_class_archive(ensure_java().program)

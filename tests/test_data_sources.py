@@ -8,8 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ftlayer.checks import Duration
-from ftlayer.data_sources import (
+from ftlayer.common.checks import Duration
+from ftlayer.errors import ConfigError, UnsupportedError
+from ftlayer.functions.data_sources import (
     HAS_LIMITS,
     DataSourceOptions,
     DataSourceStreamReader,
@@ -19,7 +20,6 @@ from ftlayer.data_sources import (
     from_arrow_schema,
     to_arrow_schema,
 )
-from ftlayer.errors import ConfigError, UnsupportedError
 from ftlayer.sinks import DeltaDataSource, IcebergDataSource, PostgresDataSource
 from ftlayer.sources import (
     AmqpDataSource,

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, WriterCommitMessage
 
-from ftlayer.checks import check_function
+from ftlayer.common.checks import check_function
+from ftlayer.common.restart import check_strategy
 from ftlayer.dead_letters.announcer import StreamTeller
 from ftlayer.errors import ConfigError, JobError, SourceError
 from ftlayer.functions.chains.chain import Chain
@@ -23,7 +24,6 @@ from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.retry_rules import rules_of
 from ftlayer.functions.steps import Filter, Map, Process
 from ftlayer.functions.writers import call_commit
-from ftlayer.restart import check_strategy
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import PushReader
 from ftlayer.runtime.connectors.sinks import FunctionSinkBody

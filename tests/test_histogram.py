@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftlayer.common.histogram import BATCH_BOUNDS, LATENCY_BOUNDS, Exemplar, Histogram
 from ftlayer.errors import ConfigError
-from ftlayer.histogram import BATCH_BOUNDS, LATENCY_BOUNDS, Exemplar, Histogram
 from ftlayer.vertex.calls.jobs import HistogramDetails
 
 BOUNDS = (0.01, 0.1, 1.0)

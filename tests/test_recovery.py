@@ -15,8 +15,11 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, PythonException
 
-from ftlayer import errors, failures, printable
-from ftlayer.clock import Now
+from ftlayer import errors
+from ftlayer.common import failures, printable
+from ftlayer.common.clock import Now
+from ftlayer.common.printable import MAX_TEXT
+from ftlayer.common.recovery import is_of_no_row, is_programs, lasting, lasting_in_text
 from ftlayer.errors import (
     CheckpointStorageError,
     CodecError,
@@ -37,8 +40,6 @@ from ftlayer.functions.chains.bisect import settle
 from ftlayer.functions.chains.topology import MAIN
 from ftlayer.functions.failures import failure_of, traceback_of
 from ftlayer.handler.xor import NonFTXorHandler
-from ftlayer.printable import MAX_TEXT
-from ftlayer.recovery import is_of_no_row, is_programs, lasting, lasting_in_text
 from ftlayer.runtime.protocol.channel_frames import encode
 from ftlayer.runtime.protocol.messages import SlotFailed
 from ftlayer.runtime.task.pipeline import SinkOutlet

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.errors import ConfigError
-from ftlayer.restart import (
+from ftlayer.common.restart import (
     ExponentialDelay,
     FailureRate,
     FixedDelay,
@@ -19,6 +18,7 @@ from ftlayer.restart import (
     pause_after,
     restart_of,
 )
+from ftlayer.errors import ConfigError
 
 gaps = st.lists(st.integers(0, 400), max_size=30)
 

@@ -23,8 +23,10 @@ from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.cli.main import app
 from ftlayer.clients import amqp, mqtt, nats, postgres, redis
 from ftlayer.clients.kafka import Brokers, check_properties
+from ftlayer.common.printable import secrets_of, shown_url, without_secrets
+from ftlayer.common.telemetry.settings import Tracing, check_endpoint
+from ftlayer.common.telemetry.spans import open_spans
 from ftlayer.errors import ConfigError
-from ftlayer.printable import secrets_of, shown_url, without_secrets
 from ftlayer.sinks import (
     AmqpSink,
     DeltaSink,
@@ -50,8 +52,6 @@ from ftlayer.sources import (
     RedisSource,
     SseSource,
 )
-from ftlayer.telemetry.settings import Tracing, check_endpoint
-from ftlayer.telemetry.spans import open_spans
 from ftlayer.topology.operators import Member, Queue
 from tests.connectors.servers import free_port
 

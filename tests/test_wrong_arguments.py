@@ -21,15 +21,16 @@ from pyspark.sql.types import LongType, StructType
 import ftlayer
 import ftlayer.sinks
 import ftlayer.sources
-from ftlayer import checks, config
+from ftlayer import config
 from ftlayer.checkpoint.migration import StateMigration
 from ftlayer.checkpoint.storage.metadata import JobResult
+from ftlayer.common import checks
+from ftlayer.common.failures import RowsRejected
+from ftlayer.common.restart import NoRestart
 from ftlayer.config import FTStatus
 from ftlayer.errors import CodecError, ConfigError, LayerClosedError
-from ftlayer.failures import RowsRejected
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.retry_rules import NO_RULES
-from ftlayer.restart import NoRestart
 from ftlayer.runtime.driver.job import EndedJob, Job
 from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.spark.batch.sinks import stream_writer

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from bench.scale.lab import MIB, Footprint, footprint
-from ftlayer.clock import system_now
+from ftlayer.common.clock import system_now
 from ftlayer.config import VertexOptions
 from ftlayer.records.ids import random_root_ids
 from ftlayer.store import LmdbStore

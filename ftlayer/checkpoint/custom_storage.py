@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
 
+from ftlayer.common.printable import described, shown_url
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError
-from ftlayer.printable import described, shown_url
 
 ENTRY_POINTS = "ftlayer.checkpoint_storages"
 """The group of entry points by which an installed package tells its storage: the scheme's name, and its class."""

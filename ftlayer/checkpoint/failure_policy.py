@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ftlayer.backoff import BACKOFF, check_pauses, pauses_of
-from ftlayer.checks import (
+from ftlayer.common.backoff import BACKOFF, check_pauses, pauses_of
+from ftlayer.common.checks import (
     MOST_BYTES,
     Duration,
     check_bool,

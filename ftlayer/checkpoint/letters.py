@@ -10,8 +10,8 @@ from enum import StrEnum
 
 import pyarrow as pa
 
+from ftlayer.common.printable import described
 from ftlayer.errors import CheckpointDamagedError
-from ftlayer.printable import described
 from ftlayer.records.ipc import UNREADABLE, read_one_batch
 from ftlayer.vertex.calls import Attempt
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ftlayer.checks import check_function, check_int, check_text, known_options
+from ftlayer.common.checks import check_function, check_int, check_text, known_options
 from ftlayer.errors import ConfigError
 
 FIRST_VERSION = 1

@@ -8,13 +8,13 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Literal
 
-from ftlayer import checks
 from ftlayer.checkpoint.custom_storage import CheckpointStorage, fsspec_schemes, installed, serve, served
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.migration import StateMigration
+from ftlayer.common import checks
+from ftlayer.common.printable import shown_url
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError
-from ftlayer.printable import shown_url
 
 KIB = 1 << 10
 _NO_SLASHES = re.compile(r"(?!(?:file|local):/)([a-z][a-z0-9+.-]+):(?!//|:)")

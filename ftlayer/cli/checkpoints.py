@@ -13,9 +13,9 @@ from typer.core import TyperGroup
 
 from ftlayer.cli.connection import confirm
 from ftlayer.cli.printing import new_table, print_json, print_long, size_text, time_text
+from ftlayer.common.printable import printable, printing_console, shown_url
+from ftlayer.common.secret_files import read_secret
 from ftlayer.errors import CheckpointError, ConfigError
-from ftlayer.printable import printable, printing_console, shown_url
-from ftlayer.secret_files import read_secret
 
 if TYPE_CHECKING:
     from rich.console import Console

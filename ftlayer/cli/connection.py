@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ftlayer.common.printable import printable
+from ftlayer.common.secret_files import read_file, read_secret
 from ftlayer.errors import ConfigError, StoreLockedError, UnreadableReplyError
-from ftlayer.printable import printable
-from ftlayer.secret_files import read_file, read_secret
 
 if TYPE_CHECKING:
     from ftlayer.monitor.gather import Gatherer, StoredReports

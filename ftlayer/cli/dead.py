@@ -15,10 +15,10 @@ import typer
 from ftlayer.cli import records
 from ftlayer.cli.connection import EXIT_ERROR, Asking, asking_letters, confirm, warn
 from ftlayer.cli.printing import Wide, print_differences, print_json, print_table
-from ftlayer.clock import system_now
+from ftlayer.common.clock import system_now
+from ftlayer.common.printable import printable, printing_console
 from ftlayer.errors import ConfigError, FTLayerError
 from ftlayer.monitor.file_formats import ExportFormat
-from ftlayer.printable import printable, printing_console
 
 if TYPE_CHECKING:
     from ftlayer.monitor.gather import Gatherer

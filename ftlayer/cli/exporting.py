@@ -18,13 +18,13 @@ import typer
 from ftlayer.cli.connection import EXIT_ERROR, confirm, warn
 from ftlayer.cli.printing import is_terminal
 from ftlayer.cli.records import page_of
-from ftlayer.clock import system_now
+from ftlayer.common.clock import system_now
+from ftlayer.common.secret_files import read_file
 from ftlayer.errors import ConfigError, MachineError
 from ftlayer.monitor.exporting import Page, exported
 from ftlayer.monitor.file_formats import ExportFormat
 from ftlayer.monitor.plans import Search, Selection
 from ftlayer.monitor.row_json import json_of_row, row_of_json, structured_row, value_of_text
-from ftlayer.secret_files import read_file
 from ftlayer.vertex.calls import RecordInfo
 
 if TYPE_CHECKING:

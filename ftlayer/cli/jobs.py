@@ -19,8 +19,8 @@ from ftlayer.cli.printing import (
     size_text,
     time_text,
 )
+from ftlayer.common.printable import printing_console
 from ftlayer.errors import ConfigError
-from ftlayer.printable import printing_console
 
 if TYPE_CHECKING:
     from rich.table import Table

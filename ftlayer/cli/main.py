@@ -50,7 +50,9 @@ from ftlayer.cli.records import (
     parsed_where,
     print_listing,
 )
-from ftlayer.clock import system_now
+from ftlayer.common.clock import system_now
+from ftlayer.common.printable import printable, printing_console, shown_url
+from ftlayer.common.secret_files import read_file, read_secret
 from ftlayer.demo.choices import Engine, Kill, Mode
 from ftlayer.errors import (
     ConfigError,
@@ -60,8 +62,6 @@ from ftlayer.errors import (
     UnknownJobError,
     VertexUnavailableError,
 )
-from ftlayer.printable import printable, printing_console, shown_url
-from ftlayer.secret_files import read_file, read_secret
 
 if TYPE_CHECKING:
     from ftlayer.monitor.gather import Gatherer, StoredReports
@@ -273,7 +273,7 @@ def drain(
     asking: Asking,
 ) -> None:
     """Let a job end when all that it has taken in is done."""
-    from ftlayer.checks import duration_ms
+    from ftlayer.common.checks import duration_ms
 
     _carry_out(asking, name, "drain", wait, timeout_ms=duration_ms(timeout, "--timeout") if timeout else 0)
 
@@ -316,8 +316,8 @@ def _carry_out(
     question: str = "",
 ) -> None:
     """Order it, wait until it has come to an end, and print that; exit code 1 unless it is done."""
-    from ftlayer.checks import duration_ms
-    from ftlayer.clock import system_now
+    from ftlayer.common.checks import duration_ms
+    from ftlayer.common.clock import system_now
     from ftlayer.monitor.facts import order_facts
     from ftlayer.monitor.names import JobNames
     from ftlayer.monitor.sources import user_name
@@ -671,7 +671,7 @@ def demo(
 
     Exit code 0: the ledger balances. 3: it does not.
     """
-    from ftlayer.java.machine import ensure_java
+    from ftlayer.common.java import ensure_java
 
     ensure_java()
     from ftlayer.demo.run import DemoOptions, run_demo
@@ -736,7 +736,7 @@ def serve(
     import faulthandler
     import logging
 
-    from ftlayer.checks import duration_ms
+    from ftlayer.common.checks import duration_ms
     from ftlayer.config import ServeOptions, VertexOptions
     from ftlayer.transport.sockets import Notifier
     from ftlayer.vertex.service.directory import check_limits

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftlayer.clock import system_now
+from ftlayer.common.clock import system_now
 from ftlayer.errors import ConfigError
 from ftlayer.monitor.names import JobNames
 from ftlayer.monitor.plans import LetterGroup, LetterGroups, Selection, whole_groups

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 
 import typer
 
-from ftlayer.printable import printable, printable_json
+from ftlayer.common.printable import printable, printable_json
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftlayer.checks import shown
 from ftlayer.cli.connection import warn
 from ftlayer.cli.printing import new_table, print_line, time_text
+from ftlayer.common.checks import shown
+from ftlayer.common.printable import shown_url
 from ftlayer.errors import ConfigError, MalformedRequestError
-from ftlayer.printable import shown_url
 
 if TYPE_CHECKING:
     from rich.console import Console

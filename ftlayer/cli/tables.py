@@ -13,10 +13,10 @@ from rich.text import Text
 from ftlayer.cli.offline import ShardReport
 from ftlayer.cli.printing import new_table, print_table
 from ftlayer.cli.records import FoundRecords, RecordListing, print_listing, table_of_groups
-from ftlayer.clock import system_now
+from ftlayer.common.clock import system_now
+from ftlayer.common.printable import printable
 from ftlayer.monitor.facts import Facts, letter_group_facts, record_facts
 from ftlayer.monitor.names import JobNames, VertexView
-from ftlayer.printable import printable
 from ftlayer.records.ids import Explanation
 from ftlayer.store.kept import TABLES
 from ftlayer.vertex.calls import RecordInfo

@@ -20,9 +20,9 @@ import typer
 from ftlayer.cli.connection import Asking, asking
 from ftlayer.cli.jobs import COUNTS, job_parts, jobs_of, overview_parts
 from ftlayer.cli.printing import Part, PrintedLine, fitting, rate_text, time_text
-from ftlayer.clock import system_now
+from ftlayer.common.clock import system_now
+from ftlayer.common.printable import printable, printing_console
 from ftlayer.errors import FTLayerError
-from ftlayer.printable import printable, printing_console
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -121,7 +121,7 @@ def top(
     asking: Asking,
 ) -> None:
     """Show queries, topologies and vertices live. Without a terminal, a line a job; with --json, a line a look."""
-    from ftlayer.checks import duration_ms
+    from ftlayer.common.checks import duration_ms
 
     interval_s = duration_ms(interval, "--interval", least=100) / 1_000
     console = printing_console()

@@ -160,7 +160,7 @@ def _processor() -> str:
 
 def java() -> dict[str, str]:
     """Return the Java that ftlayer's own commands start Spark on, or why there is none."""
-    from ftlayer.java.machine import describe_java
+    from ftlayer.common.java import describe_java
 
     try:
         return describe_java()

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftlayer.clients.libraries import client_library
+from ftlayer.common.printable import shown_url, url_parts
 from ftlayer.errors import ConfigError
-from ftlayer.printable import shown_url, url_parts
 
 logger = logging.getLogger(__name__)
 

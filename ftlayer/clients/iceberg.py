@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ftlayer.checks import check_choice, check_instance, check_text, check_texts
 from ftlayer.clients.libraries import client_library
+from ftlayer.common.checks import check_choice, check_instance, check_text, check_texts
 from ftlayer.errors import ConfigError
 
 RETRIES = "commit.retry.num-retries"

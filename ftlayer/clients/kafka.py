@@ -9,8 +9,8 @@ from functools import cache
 from typing import Any, Literal
 
 from ftlayer.clients.libraries import client_library
+from ftlayer.common.printable import LEAST_SECRET, secrets_in, secrets_of, without_secrets
 from ftlayer.errors import ConfigError
-from ftlayer.printable import LEAST_SECRET, secrets_in, secrets_of, without_secrets
 
 logger = logging.getLogger(__name__)
 

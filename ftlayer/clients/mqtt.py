@@ -13,8 +13,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from ftlayer.clients.libraries import client_library
+from ftlayer.common.printable import secrets_of, url_parts
 from ftlayer.errors import ConfigError, SourceError, install
-from ftlayer.printable import secrets_of, url_parts
 
 logger = logging.getLogger(__name__)
 

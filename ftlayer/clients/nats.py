@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from ftlayer.checks import check_path, check_text
 from ftlayer.clients.libraries import client_library
+from ftlayer.common.checks import check_path, check_text
+from ftlayer.common.printable import hidden, secrets_of, url_parts
 from ftlayer.errors import ConfigError
-from ftlayer.printable import hidden, secrets_of, url_parts
 
 logger = logging.getLogger(__name__)
 

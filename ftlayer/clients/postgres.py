@@ -7,10 +7,10 @@ import enum
 from collections.abc import Iterable
 from typing import Any
 
-from ftlayer.checks import shown
 from ftlayer.clients.libraries import client_library
+from ftlayer.common.checks import shown
+from ftlayer.common.printable import shown_url
 from ftlayer.errors import ConfigError
-from ftlayer.printable import shown_url
 
 TIMEOUT_S = 10
 """A server that does not answer for this long while it is connected to is taken for away."""

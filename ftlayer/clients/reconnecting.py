@@ -6,8 +6,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from ftlayer.common.printable import hidden, raise_from
 from ftlayer.errors import FTLayerError, SourceError
-from ftlayer.printable import hidden, raise_from
 
 logger = logging.getLogger(__name__)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from ftlayer.checks import check_text
 from ftlayer.clients.libraries import client_library
+from ftlayer.common.checks import check_text
+from ftlayer.common.printable import shown_url
 from ftlayer.errors import ConfigError
-from ftlayer.printable import shown_url
 
 TIMEOUT_S = 10.0
 """A server that says nothing for this long is taken for away."""

@@ -13,7 +13,7 @@ from fastapi import Depends, Request
 from fastapi.routing import APIRoute
 from starlette.datastructures import FormData, UploadFile
 
-from ftlayer.checks import Duration, check_known, duration_ms
+from ftlayer.common.checks import Duration, check_known, duration_ms
 from ftlayer.console.guard import Caller
 from ftlayer.console.rendering import caller_of
 from ftlayer.console.searching import Console

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
+from ftlayer.common.secret_files import read_secret
 from ftlayer.errors import ConfigError
-from ftlayer.secret_files import read_secret
 
 SESSION_MS = 12 * 3_600_000
 IDLE_MS = 3_600_000

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from ftlayer.common.secret_files import read_file, read_secret
 from ftlayer.console.login import Users
 from ftlayer.errors import ConfigError, FTLayerError, MachineError, error_for_code, install
 from ftlayer.monitor.plans import EditFunction, edit_function
 from ftlayer.monitor.sources import VertexSource
-from ftlayer.secret_files import read_file, read_secret
 from ftlayer.transport.address import Address, parse_listen
 from ftlayer.vertex.service.embedded import ChildReport, read_line
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.console.login import Sessions, Throttle, Users
 from ftlayer.console.options import ConsoleOptions
 from ftlayer.console.watch import Traffic, Watch

@@ -22,8 +22,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ftlayer import __version__
-from ftlayer.checks import shown
-from ftlayer.clock import Now, system_now
+from ftlayer.common.checks import shown
+from ftlayer.common.clock import Now, system_now
 from ftlayer.console.api import jobs as api_jobs
 from ftlayer.console.api import records as api_records
 from ftlayer.console.asking import RefusedError

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from urllib.parse import quote, urlencode
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.console.watch import Watch
 from ftlayer.errors import ConfigError, FTLayerError
 from ftlayer.monitor import plans

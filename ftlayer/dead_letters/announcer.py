@@ -12,10 +12,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ftlayer.checks import check_ran
+from ftlayer.common.checks import check_ran
+from ftlayer.common.printable import described
 from ftlayer.dead_letters.letter import DeadLetter, letter_of, letters_behind
 from ftlayer.errors import FTLayerError
-from ftlayer.printable import described
 from ftlayer.vertex.calls import GetCursor, PutCursor
 from ftlayer.vertex.client.client import VertexClient
 

@@ -27,6 +27,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ftlayer.common.printable import printable
 from ftlayer.demo.checkpointed import PreparedInput, prepare, prepared_files
 from ftlayer.demo.choices import Engine, Kill, Kind, Mode, Victim, doomed, kind_of
 from ftlayer.demo.driver import (
@@ -43,7 +44,6 @@ from ftlayer.demo.driver import (
 from ftlayer.demo.ledger import Ledger, Service, recount, settle_checkpointed, settle_query, settle_tracked
 from ftlayer.demo.supervisor import BackAgain, Happening, Killed, Supervisor, WentOn
 from ftlayer.errors import ConfigError
-from ftlayer.printable import printable
 
 if TYPE_CHECKING:
     from ftlayer.monitor.sources import VertexSource

@@ -8,7 +8,7 @@ from contextlib import suppress
 from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from ftlayer.checks import check_runs, not_here
+from ftlayer.common.checks import check_runs, not_here
 from ftlayer.errors import ConfigError, UnsupportedError
 from ftlayer.functions.conversion import NO_RECORDS
 from ftlayer.functions.current import current_record

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.lib import string_to_tzinfo
 
-from ftlayer.checks import shown
+from ftlayer.common.checks import shown
+from ftlayer.common.printable import text_of
 from ftlayer.functions.steps import Record
-from ftlayer.printable import text_of
 from ftlayer.records.kernels import native
 
 # Records of plain values, between Arrow and Python by the C extension: several times as fast as by Arrow's own way.

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from typing import Protocol
 
-from ftlayer.checks import fast_dataclass
+from ftlayer.common.checks import fast_dataclass
 from ftlayer.errors import UnsupportedError
 from ftlayer.functions.failures import I64
 from ftlayer.records.ids import FIRST_TRY, U64Array, tries_or_first, unpacked

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ftlayer.common.failures import FailException, RowsRejected
+from ftlayer.common.printable import encodable, text_of
 from ftlayer.errors import ConfigError
-from ftlayer.failures import FailException, RowsRejected
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
-from ftlayer.printable import encodable, text_of
 from ftlayer.records.failures import RowFailure
 
 # Tracebacks as text. Frames are formatted once for each place that is raised at, and only what was raised each time.

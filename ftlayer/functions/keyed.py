@@ -18,11 +18,11 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.common.printable import described
 from ftlayer.errors import ResultRowError, StateSerializationError
 from ftlayer.functions.conversion import Form, concat, misfit_text, schema_text, to_batch
 from ftlayer.functions.failures import failure_of, raise_signalled
 from ftlayer.functions.retry_rules import RetryRules
-from ftlayer.printable import described
 from ftlayer.records.failures import RowFailure
 
 

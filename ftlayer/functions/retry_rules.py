@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypedDict, cast
 
-from ftlayer.checks import check_choice, check_function, check_ran
-from ftlayer.circuit import Limit, limit_of
+from ftlayer.common.checks import check_choice, check_function, check_ran
+from ftlayer.common.circuit import Limit, limit_of
+from ftlayer.common.failures import PermanentFailure, RetryLater
+from ftlayer.common.printable import described
 from ftlayer.errors import ConfigError
-from ftlayer.failures import PermanentFailure, RetryLater
-from ftlayer.printable import described
 
 Errors: TypeAlias = type[BaseException] | Iterable[type[BaseException]] | Callable[[Any], bool]
 """A rule as users give it: an exception class, several of them, or a function of the exception that says yes or no."""

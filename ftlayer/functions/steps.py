@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from ftlayer.checks import check_int, is_async_function
+from ftlayer.common.checks import check_int, is_async_function
 from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ftlayer.checks import Duration, check_bool, duration_ms, known_options
+from ftlayer.common.checks import Duration, check_bool, duration_ms, known_options
 from ftlayer.errors import ConfigError
 
 SUFFIX = " (ttl)"

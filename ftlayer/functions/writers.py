@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ftlayer.checks import check_methods, check_ran
+from ftlayer.common.checks import check_methods, check_ran
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -21,7 +21,7 @@ def call_write(writer: Any, batches: Iterable[pa.RecordBatch], schema: StructTyp
     """
     from pyspark.sql.datasource import WriterCommitMessage
 
-    from ftlayer.data_sources import DataSourceStreamArrowWriter
+    from ftlayer.functions.data_sources import DataSourceStreamArrowWriter
 
     takes_arrow = isinstance(writer, DataSourceStreamArrowWriter)
     message = writer.write(iter(batches) if takes_arrow else _rows_of(batches, schema))

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ftlayer.checks import fast_dataclass
+from ftlayer.common.checks import fast_dataclass
 from ftlayer.handler.xor import RecordIds
 from ftlayer.records.ids import I32Array, I64Array, U64Array, child_ids, join_ids, tries_or_first
 from ftlayer.records.kernels import native

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ftlayer.checks import fast_dataclass
+from ftlayer.common.checks import fast_dataclass
+from ftlayer.common.recovery import TRACEBACK, lasting_in_text
 from ftlayer.errors import JobError
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import I32Array, I64Array, U64Array, concat_tries, xor_fold_by_root
-from ftlayer.recovery import TRACEBACK, lasting_in_text
 from ftlayer.vertex.calls import EventIds, Failure
 from ftlayer.vertex.persister import IdBook, fold_lists
 

@@ -13,9 +13,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from ftlayer.common.printable import described
 from ftlayer.errors import ConfigError, FTLayerError, StaleOwnerError, UnsupportedError
 from ftlayer.jobs.orders import Orders
-from ftlayer.printable import described
 from ftlayer.vertex.calls import AnnounceJob, AnsweredBy, JobDetails, JobOrder, OrderState, R
 
 EVERY_S = 1.0

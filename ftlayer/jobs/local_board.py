@@ -21,7 +21,8 @@ from pyarrow import flight
 
 from ftlayer import __version__
 from ftlayer.checkpoint.storage.report import put_report
-from ftlayer.clock import Now, system_now
+from ftlayer.common.clock import Now, system_now
+from ftlayer.common.printable import shown_url
 from ftlayer.errors import (
     FTLayerError,
     MalformedRequestError,
@@ -32,7 +33,6 @@ from ftlayer.errors import (
     UnsupportedError,
 )
 from ftlayer.jobs.announcer import JobAnnouncer, Telling
-from ftlayer.printable import shown_url
 from ftlayer.store.kept import WriteTransaction
 from ftlayer.store.memory import MemoryStore
 from ftlayer.transport.exchange import TokenServer

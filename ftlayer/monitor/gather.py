@@ -26,7 +26,8 @@ from ftlayer.checkpoint.storage.dead_letters import StoredLetters, stored_letter
 from ftlayer.checkpoint.storage.layout import last_name, normal
 from ftlayer.checkpoint.storage.loading import check_directory
 from ftlayer.checkpoint.storage.report import LastReport, find_reports
-from ftlayer.clock import Now, system_now
+from ftlayer.common.clock import Now, system_now
+from ftlayer.common.printable import shown_url
 from ftlayer.errors import (
     CheckpointError,
     ConfigError,
@@ -40,7 +41,6 @@ from ftlayer.monitor.health import LATELY_MS
 from ftlayer.monitor.names import VertexView, marked
 from ftlayer.monitor.plans import DEAD, WAITING, check_way_back
 from ftlayer.monitor.sources import VertexSource, short_name
-from ftlayer.printable import shown_url
 from ftlayer.records.ipc import as_stream
 from ftlayer.records.sought import says
 from ftlayer.store import LmdbStore

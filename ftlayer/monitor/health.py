@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
-from ftlayer.circuit import CircuitState, CircuitStatus
+from ftlayer.common.circuit import CircuitState, CircuitStatus
 from ftlayer.monitor.names import VertexView, enumerated, spoken, state_of
 from ftlayer.vertex import calls
 

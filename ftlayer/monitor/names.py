@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from ftlayer.checks import shown
-from ftlayer.circuit import CircuitStatus
+from ftlayer.common.checks import shown
+from ftlayer.common.circuit import CircuitStatus
+from ftlayer.common.printable import shown_url
 from ftlayer.errors import ConfigError
-from ftlayer.printable import shown_url
 from ftlayer.vertex.calls.jobs import AnnouncedJob
 from ftlayer.vertex.calls.records import DeadGroup, StreamDetails
 from ftlayer.vertex.rules.owners import INGEST, owner_of

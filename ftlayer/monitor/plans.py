@@ -18,13 +18,13 @@ import pyarrow as pa
 
 from ftlayer.checkpoint.custom_storage import imported
 from ftlayer.checkpoint.letters import TIMER_SCHEMA, not_into_source
+from ftlayer.common.printable import described
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError, FTLayerError, UnsupportedError
 from ftlayer.monitor.differences import Difference, differences
 from ftlayer.monitor.names import JobNames, VertexView
 from ftlayer.monitor.row_json import json_of_row, row_of_json
 from ftlayer.monitor.where import Where
-from ftlayer.printable import described
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules.grouping import kind_of
 

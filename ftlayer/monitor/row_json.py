@@ -34,7 +34,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.checks import shown
+from ftlayer.common.checks import shown
 from ftlayer.errors import ConfigError
 from ftlayer.records.sought import is_binary, is_list, is_string
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.checks import fast_dataclass
+from ftlayer.common.checks import fast_dataclass
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.records.ids import I32Array, U64Array, mix64
 from ftlayer.records.keyhash import key_column, partition_of

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ftlayer.checks import fast_dataclass
+from ftlayer.common.checks import fast_dataclass
 from ftlayer.errors import CodecError, ConfigError, UnsupportedError
 from ftlayer.partitioning import partitioners
 from ftlayer.records.ids import I32Array, U64Array

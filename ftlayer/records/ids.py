@@ -21,7 +21,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ftlayer.checks import check_int
+from ftlayer.common.checks import check_int
 from ftlayer.errors import ConfigError
 from ftlayer.records.kernels import native
 

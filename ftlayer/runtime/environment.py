@@ -18,7 +18,7 @@ import pyarrow as pa
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.metadata import JobResult
-from ftlayer.checks import (
+from ftlayer.common.checks import (
     Unstarted,
     UserFacing,
     check_bool,
@@ -29,14 +29,15 @@ from ftlayer.checks import (
     shown,
     users_line,
 )
+from ftlayer.common.notebook import NotebookLine, in_notebook, tell_anyway
+from ftlayer.common.printable import printable
+from ftlayer.common.restart import RestartStrategy, check_strategy
+from ftlayer.common.restart import default_restart as default_restart
+from ftlayer.common.telemetry.settings import tracing_of
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import ConfigError, JobStartError
 from ftlayer.functions.retry_rules import Errors
 from ftlayer.jobs.local_board import kept_reports, local_announcer, push_otlp, tell_prometheus
-from ftlayer.notebook import NotebookLine, in_notebook, tell_anyway
-from ftlayer.printable import printable
-from ftlayer.restart import RestartStrategy, check_strategy
-from ftlayer.restart import default_restart as default_restart
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
 from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls, vertex_keepers
 from ftlayer.runtime.acker_mode.slot.shell import AckerSlotFactory
@@ -89,7 +90,6 @@ from ftlayer.runtime.slot.black_box import last_words
 from ftlayer.runtime.slot.main import run_slot
 from ftlayer.runtime.slot.mode import Order, SlotModeFactory, UntrackedSlotFactory
 from ftlayer.spark.sessions import check_is_session, links_of, prepare_workers, tells_of_its_end
-from ftlayer.telemetry.settings import tracing_of
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import Schema
 from ftlayer.topology.explain import check_forced, explain, to_dot, to_mermaid, warn_of_losses

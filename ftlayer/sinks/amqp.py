@@ -9,11 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.checks import Duration, check_text, duration_ms
 from ftlayer.clients.amqp import AmqpConnection, amqp_library, check_amqp_url, is_away
+from ftlayer.common.checks import Duration, check_text, duration_ms
+from ftlayer.common.failures import PermanentFailure
+from ftlayer.common.printable import described, hides_secrets, secrets_of, shown_url
 from ftlayer.errors import ConfigError, SinkError
-from ftlayer.failures import PermanentFailure
-from ftlayer.printable import described, hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.at_least_once import Publishing, PublishingSink, bodies_of, check_columns, texts_of
 
 WINDOW = 1_000

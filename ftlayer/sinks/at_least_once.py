@@ -15,11 +15,11 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ftlayer.checks import check_text
 from ftlayer.clients.reconnecting import Reconnecting
-from ftlayer.data_sources import DataSourceStreamArrowWriter
+from ftlayer.common.checks import check_text
+from ftlayer.common.failures import RowsRejected
 from ftlayer.errors import ConfigError, SinkError
-from ftlayer.failures import RowsRejected
+from ftlayer.functions.data_sources import DataSourceStreamArrowWriter
 
 Message = TypeVar("Message")
 

@@ -32,9 +32,9 @@ from ftlayer.checkpoint.custom_storage import FileStatus
 from ftlayer.checkpoint.storage.files import FileOutput, Files, StoragePool, raise_together
 from ftlayer.checkpoint.storage.layout import check_location, join, last_name, normal, parent, part
 from ftlayer.checkpoint.storage.remote_files import open_files
-from ftlayer.data_sources import DataSourceOptions, OptionsDataSource
+from ftlayer.common.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.errors import ConfigError, FTLayerError, SinkTargetError, UncommittableError
-from ftlayer.printable import hides_secrets, secrets_of, shown_url
+from ftlayer.functions.data_sources import DataSourceOptions, OptionsDataSource
 from ftlayer.records.ipc import copied, retyped
 from ftlayer.sinks.at_least_once import as_json
 from ftlayer.sinks.fitting import MISFITS, whole_or_refused

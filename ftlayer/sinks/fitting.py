@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from ftlayer.common.failures import RowsRejected
 from ftlayer.config import MIB
 from ftlayer.errors import FTLayerError, SinkError, SinkTargetError
-from ftlayer.failures import RowsRejected
 
 Result = TypeVar("Result")
 

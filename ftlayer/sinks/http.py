@@ -12,10 +12,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.checks import Duration, check_choice, check_int, duration_ms
+from ftlayer.common.checks import Duration, check_choice, check_int, duration_ms
+from ftlayer.common.failures import PermanentFailure, RetryLater, RowsRejected
+from ftlayer.common.printable import (
+    described,
+    hides_secrets,
+    secrets_of,
+    shown_url,
+    url_parts,
+    without_secrets,
+)
 from ftlayer.errors import ConfigError, SinkError, install
-from ftlayer.failures import PermanentFailure, RetryLater, RowsRejected
-from ftlayer.printable import described, hides_secrets, secrets_of, shown_url, url_parts, without_secrets
 from ftlayer.sinks.at_least_once import bodies_of, check_columns, texts_of
 
 METHODS = ("POST", "PUT", "PATCH")

@@ -7,7 +7,6 @@ from queue import Empty
 
 import pyarrow as pa
 
-from ftlayer.checks import Duration, check_bool, check_text, duration_ms
 from ftlayer.clients.mqtt import (
     MOST_PACKETS,
     VERSIONS,
@@ -16,9 +15,10 @@ from ftlayer.clients.mqtt import (
     address_of,
     mqtt_library,
 )
+from ftlayer.common.checks import Duration, check_bool, check_text, duration_ms
+from ftlayer.common.failures import PermanentFailure
+from ftlayer.common.printable import hides_secrets
 from ftlayer.errors import ConfigError, SinkError, SourceError
-from ftlayer.failures import PermanentFailure
-from ftlayer.printable import hides_secrets
 from ftlayer.sinks.at_least_once import Publishing, PublishingSink, bodies_of, check_columns, texts_of
 
 WINDOW = 1_000

@@ -20,7 +20,6 @@ import msgpack
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ftlayer.checks import Duration, duration_ms
 from ftlayer.clients.nats import (
     TIMEOUT_S,
     NatsAwayError,
@@ -31,9 +30,10 @@ from ftlayer.clients.nats import (
     check_subject,
     nats_library,
 )
+from ftlayer.common.checks import Duration, duration_ms
+from ftlayer.common.failures import RowsRejected
+from ftlayer.common.printable import described, hides_secrets, secrets_of, shown_url
 from ftlayer.errors import ConfigError, SinkError, SinkTargetError
-from ftlayer.failures import RowsRejected
-from ftlayer.printable import described, hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.at_least_once import bodies_of, check_columns, column_of, texts_of
 from ftlayer.sinks.fitting import whole_or_refused
 from ftlayer.sinks.table_commits import CleaningSink, by_query, commits_of, streaming_query, uncommittable

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ftlayer.checks import check_text
 from ftlayer.clients.postgres import (
     Fault,
     check_dsn,
@@ -22,10 +21,11 @@ from ftlayer.clients.postgres import (
     reason,
     refusal,
 )
-from ftlayer.data_sources import DataSourceOptions, OptionsDataSource
+from ftlayer.common.checks import check_text
+from ftlayer.common.failures import RowsRejected
+from ftlayer.common.printable import hides_secrets, secrets_of
 from ftlayer.errors import SinkError, SinkTargetError
-from ftlayer.failures import RowsRejected
-from ftlayer.printable import hides_secrets, secrets_of
+from ftlayer.functions.data_sources import DataSourceOptions, OptionsDataSource
 from ftlayer.sinks.fitting import chunked
 from ftlayer.sinks.table_commits import (
     CleaningSink,

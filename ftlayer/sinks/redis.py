@@ -12,11 +12,11 @@ import msgpack
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ftlayer.checks import Duration, check_int, check_text, duration_ms
 from ftlayer.clients.redis import check_redis_url, connect, is_away, redis_library
+from ftlayer.common.checks import Duration, check_int, check_text, duration_ms
+from ftlayer.common.failures import RowsRejected
+from ftlayer.common.printable import described, hides_secrets, secrets_of, shown_url
 from ftlayer.errors import SinkError, SinkTargetError, UncommittableError
-from ftlayer.failures import RowsRejected
-from ftlayer.printable import described, hides_secrets, secrets_of, shown_url
 from ftlayer.sinks.fitting import is_any, whole_or_refused
 from ftlayer.sinks.table_commits import (
     CleaningSink,

@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from pyspark.sql.datasource import WriterCommitMessage
 
 from ftlayer.checkpoint.storage.files import StoragePool
-from ftlayer.checks import LONGEST_MS, Duration, duration_ms
-from ftlayer.data_sources import DataSourceStreamArrowWriter
+from ftlayer.common.checks import LONGEST_MS, Duration, duration_ms
+from ftlayer.common.printable import hidden
 from ftlayer.errors import SinkError, UncommittableError
-from ftlayer.printable import hidden
+from ftlayer.functions.data_sources import DataSourceStreamArrowWriter
 
 logger = logging.getLogger(__name__)
 

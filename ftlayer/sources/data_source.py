@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ftlayer.checks import check_text
-from ftlayer.data_sources import DataSourceOptions, OptionsDataSource, from_arrow_schema
+from ftlayer.common.checks import check_text
+from ftlayer.functions.data_sources import DataSourceOptions, OptionsDataSource, from_arrow_schema
 from ftlayer.sources.from_json import JSON_OPTIONS, with_schema
 from ftlayer.sources.queue_stream import QueueStreamReader
 from ftlayer.topology.operators import Queue

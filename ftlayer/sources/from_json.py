@@ -14,15 +14,15 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 from pyspark.sql.datasource import InputPartition
 
-from ftlayer.checks import check_text, check_texts
-from ftlayer.data_sources import (
+from ftlayer.common.checks import check_text, check_texts
+from ftlayer.errors import ConfigError
+from ftlayer.functions.data_sources import (
     DataSourceOptions,
     DataSourceStreamReader,
     SupportsTriggerAvailableNow,
     from_arrow_schema,
     to_arrow_schema,
 )
-from ftlayer.errors import ConfigError
 from ftlayer.sinks.fitting import is_any
 from ftlayer.topology.ddl import parse_ddl
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from ftlayer.data_sources import ReadLimit, ReadMaxRows
 from ftlayer.errors import SourceChangedError
+from ftlayer.functions.data_sources import ReadLimit, ReadMaxRows
 from ftlayer.sources.from_json import MessageReader
 
 Offsets = dict[str, int]

@@ -16,9 +16,9 @@ from pyspark.sql.datasource import InputPartition
 from ftlayer import __version__
 from ftlayer.checkpoint.storage.layout import check_location, normal
 from ftlayer.checkpoint.storage.remote_files import open_files
-from ftlayer.data_sources import ReadLimit, ReadMaxRows
+from ftlayer.common.printable import shown_url
 from ftlayer.errors import CheckpointDamagedError, ConfigError, SourceChangedError, SourceError, other_format
-from ftlayer.printable import shown_url
+from ftlayer.functions.data_sources import ReadLimit, ReadMaxRows
 from ftlayer.sources.from_json import MessageReader
 from ftlayer.topology.checks import WAITING
 from ftlayer.topology.operators import Fetched, Member, Queue, QueueReader

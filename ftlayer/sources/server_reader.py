@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ftlayer.clients.reconnecting import Reconnecting
+from ftlayer.common.printable import described
 from ftlayer.errors import SourceError
-from ftlayer.printable import described
 from ftlayer.topology.operators import Fetched, QueueReader
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from ftlayer.backoff import BACKOFF
-from ftlayer.checks import (
+from ftlayer.common.backoff import BACKOFF
+from ftlayer.common.checks import (
     Duration,
     UserFacing,
     check_bool,
@@ -21,7 +21,7 @@ from ftlayer.checks import (
     known_options,
     shown,
 )
-from ftlayer.circuit import Limit, limit_of
+from ftlayer.common.circuit import Limit, limit_of
 from ftlayer.config import FTStatus, VertexKeywords, VertexOptions
 from ftlayer.dead_letters.letter import DeadLetter, json_text, letter_of, shown_record
 from ftlayer.errors import ConfigError

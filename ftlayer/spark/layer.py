@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from ftlayer.backoff import check_pauses, pauses_of
-from ftlayer.checks import (
+from ftlayer.common.backoff import check_pauses, pauses_of
+from ftlayer.common.checks import (
     Duration,
     check_bool,
     check_function,
@@ -19,15 +19,15 @@ from ftlayer.checks import (
     duration_ms,
     member,
 )
-from ftlayer.circuit import Limit
+from ftlayer.common.circuit import Limit
+from ftlayer.common.notebook import tell, tell_anyway
+from ftlayer.common.printable import shown_url
 from ftlayer.config import FTStatus, VertexOptions
 from ftlayer.dead_letters.announcer import Announcer
 from ftlayer.dead_letters.letter import DeadLetter
 from ftlayer.errors import ConfigError, LayerClosedError, UnsupportedError
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.jobs.announcer import JobAnnouncer
-from ftlayer.notebook import tell, tell_anyway
-from ftlayer.printable import shown_url
 from ftlayer.spark.sessions import is_connect, stream_reader
 from ftlayer.vertex.calls import StreamOptions
 from ftlayer.vertex.calls.common import LONGEST_MS

@@ -18,10 +18,10 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ftlayer.checks import shown
-from ftlayer.data_sources import HAS_LIMITS
+from ftlayer.common.checks import shown
+from ftlayer.common.java import ensure_java
 from ftlayer.errors import ConfigError, FTLayerError, SessionLostError
-from ftlayer.java.machine import ensure_java
+from ftlayer.functions.data_sources import HAS_LIMITS
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
-from ftlayer import checks
-from ftlayer.circuit import Limit
-from ftlayer.data_sources import from_arrow_schema, to_arrow_schema
+from ftlayer.common import checks
+from ftlayer.common.circuit import Limit
 from ftlayer.errors import ConfigError, InvalidTopologyError
+from ftlayer.functions.data_sources import from_arrow_schema, to_arrow_schema
 from ftlayer.functions.retry_rules import FailureOptions, RetryRules, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Record, result_schema
 from ftlayer.spark.plan.stream_plan import (

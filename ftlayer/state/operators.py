@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ftlayer.checkpoint.snapshots import OperatorState, Redistribution
+from ftlayer.common.printable import described
 from ftlayer.errors import ConfigError, IncompatibleCheckpointError, StateSerializationError
-from ftlayer.printable import described
 from ftlayer.state.snapshots.serializer import Serializer, unpack, unreadable
 from ftlayer.state.tables.declarations import StateDeclarations
 

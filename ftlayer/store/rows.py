@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ftlayer.common.printable import described
 from ftlayer.errors import StoreDamagedError
-from ftlayer.printable import described
 from ftlayer.records.ids import RootRange
 from ftlayer.records.ipc import as_message, has_dictionaries, may_share, row_alone, with_views, without_views
 from ftlayer.store.kept import ReadTransaction, WriteTransaction

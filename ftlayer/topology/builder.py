@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ftlayer.backoff import check_pauses
-from ftlayer.checks import check_instance
+from ftlayer.common.backoff import check_pauses
+from ftlayer.common.checks import check_instance
+from ftlayer.common.restart import RestartStrategy, check_strategy
 from ftlayer.config import FTStatus
 from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import Errors, rules_of
-from ftlayer.restart import RestartStrategy, check_strategy
 from ftlayer.topology.checks import check_graph, check_replay
 from ftlayer.topology.connectors import Options, ParseSchema, Schema, open_source
 from ftlayer.topology.ddl import parse_ddl, to_ddl

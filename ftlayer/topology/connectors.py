@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
-from ftlayer.checks import check_methods, check_runs
+from ftlayer.common.checks import check_methods, check_runs
 from ftlayer.errors import ConfigError
 from ftlayer.functions.writers import check_writer
 from ftlayer.topology.operators import (
@@ -363,7 +363,7 @@ def _text(value: object) -> str:
 
 
 def _own_schema(source: DataSource, parse: ParseSchema) -> pa.Schema:
-    from ftlayer.data_sources import to_arrow_schema
+    from ftlayer.functions.data_sources import to_arrow_schema
 
     try:
         own = source.schema()
@@ -373,7 +373,7 @@ def _own_schema(source: DataSource, parse: ParseSchema) -> pa.Schema:
 
 
 def _struct_of(schema: pa.Schema) -> StructType:
-    from ftlayer.data_sources import from_arrow_schema
+    from ftlayer.functions.data_sources import from_arrow_schema
 
     return from_arrow_schema(schema)
 

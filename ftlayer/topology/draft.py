@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from ftlayer.checkpoint.failure_policy import OnFailure, check_on_failure
-from ftlayer.checks import member, shown
+from ftlayer.common.checks import member, shown
+from ftlayer.common.restart import RestartStrategy, check_strategy, default_restart
 from ftlayer.config import FTStatus
 from ftlayer.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.steps import MAIN
 from ftlayer.partitioning.partitioners import Forward, Partitioner
-from ftlayer.restart import RestartStrategy, check_strategy, default_restart
 from ftlayer.topology.checks import check_columns, check_operator, check_parallelism
 from ftlayer.topology.connectors import ParseSchema, Schema
 from ftlayer.topology.explain import TAIL, circle_error, closed_twice

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.checks import duration_ms
+from ftlayer.common.checks import duration_ms
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.partitioning.partitioners import Broadcast, Forward
 from ftlayer.topology import job_graph

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from ftlayer.checkpoint.failure_policy import FailurePolicy
-from ftlayer.checks import shown
+from ftlayer.common.checks import shown
 from ftlayer.errors import ConfigError
 from ftlayer.functions.aggregates.table import KeyedAggregate
 from ftlayer.functions.interval_join import IntervalJoin

@@ -15,12 +15,12 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from ftlayer.checks import check_function
+from ftlayer.common.checks import check_function
+from ftlayer.common.restart import RestartStrategy, default_restart
 from ftlayer.functions.aggregates.table import KeyedAggregate
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import CoProcess as CoProcess
 from ftlayer.functions.steps import FunctionStep, Process, Reduce, TwoInputStep
-from ftlayer.restart import RestartStrategy, default_restart
 
 # What a connector of a message queue implements, once for all ways in which a topology or a query reads it.
 #

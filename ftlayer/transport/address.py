@@ -6,9 +6,9 @@ import ipaddress
 import re
 from dataclasses import dataclass, replace
 
-from ftlayer.checks import check_text, shown
+from ftlayer.common.checks import check_text, shown
+from ftlayer.common.printable import shown_url
 from ftlayer.errors import ConfigError
-from ftlayer.printable import shown_url
 
 MAX_PORT = (1 << 16) - 1
 

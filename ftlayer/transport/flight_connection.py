@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 from pyarrow import flight
 
+from ftlayer.common.printable import shortened
 from ftlayer.errors import FTLayerError, MalformedRequestError, UnauthorizedError, error_for_code
-from ftlayer.printable import shortened
 from ftlayer.transport.address import parse_address
 from ftlayer.transport.frames import pack
 
@@ -116,7 +116,7 @@ def failure_text(error: BaseException) -> str:
 
 
 def error_frame(error: FTLayerError, sequence: int | None = None) -> bytes:
-    """Return an error as a frame; what it quotes of a request is bounded (`ftlayer.printable.shortened`)."""
+    """Return an error as a frame; what it quotes of a request is bounded (`ftlayer.common.printable.shortened`)."""
     frame = {"error": error.code, "message": shortened(str(error))}
     return pack(frame if sequence is None else frame | {"sequence": sequence}, "error")
 

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from ftlayer.common.secret_files import is_private, unused
 from ftlayer.errors import ConfigError, FTLayerError, MachineError, UnauthorizedError
-from ftlayer.secret_files import is_private, unused
 from ftlayer.transport.address import Address, is_socket_path
 from ftlayer.transport.frames import FrameKind, FrameSocket
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, CheckpointStorage, Retention
-from ftlayer.checks import duration_ms
+from ftlayer.common.checks import duration_ms
 from ftlayer.errors import ConfigError
 
 

@@ -14,9 +14,9 @@ from types import ModuleType
 
 import pytest
 
+from ftlayer.common import java as bundled_java
+from ftlayer.common.java import Java, ensure_java, ensure_java_for_sessions
 from ftlayer.errors import JavaMissingError
-from ftlayer.java import machine as bundled_java
-from ftlayer.java.machine import Java, ensure_java, ensure_java_for_sessions
 
 UNKNOWN_MODULE = "--add-modules=jdk.incubator.vector"
 

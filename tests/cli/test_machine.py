@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ftlayer.common.java import check_java
 from ftlayer.errors import JavaMissingError
-from ftlayer.java.machine import check_java
 
 FakeJava = Callable[..., Path]
 

@@ -14,15 +14,15 @@ from rich.table import Table
 
 from ftlayer.cli.records import FoundRecords, print_record
 from ftlayer.cli.tables import print_records
-from ftlayer.errors import MalformedRequestError
-from ftlayer.monitor.names import JobNames
-from ftlayer.printable import (
+from ftlayer.common.printable import (
     LONGEST_ANSWER_BYTES,
     printable,
     printable_json,
     printing_console,
     shortened,
 )
+from ftlayer.errors import MalformedRequestError
+from ftlayer.monitor.names import JobNames
 from ftlayer.transport.flight_connection import flight_error
 from ftlayer.vertex.calls import Attempt, RecordInfo
 

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ftlayer.common.failures import PermanentFailure, RowsRejected
 from ftlayer.errors import SinkError, SourceError
-from ftlayer.failures import PermanentFailure, RowsRejected
 from ftlayer.sinks import AmqpSink
 from ftlayer.sources import AmqpSource
 from ftlayer.topology.operators import Fetched, QueueReader

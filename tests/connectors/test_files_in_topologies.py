@@ -14,7 +14,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from ftlayer import CheckpointConfig, FixedDelay, FTLayer, StreamEnvironment
-from ftlayer.data_sources import HAS_LIMITS
+from ftlayer.functions.data_sources import HAS_LIMITS
 from ftlayer.sinks import FileSink
 from ftlayer.sources import FilesDataSource, FilesSource
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ftlayer import FTLayer
-from ftlayer.data_sources import HAS_LIMITS
+from ftlayer.functions.data_sources import HAS_LIMITS
 from ftlayer.sinks import PostgresDataSource
 from ftlayer.sources.queue_stream import owner_of
 

@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ftlayer.data_sources import ReadAllAvailable, ReadMaxRows
 from ftlayer.errors import ConfigError, SourceChangedError, SourceError
+from ftlayer.functions.data_sources import ReadAllAvailable, ReadMaxRows
 from ftlayer.sources import KafkaSource
 from ftlayer.sources.kafka.data_source import SCHEMA
 

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ftlayer.common.failures import PermanentFailure, RowsRejected
 from ftlayer.errors import SinkError
-from ftlayer.failures import PermanentFailure, RowsRejected
 from ftlayer.sinks import MqttSink
 from ftlayer.sources import MqttSource
 from ftlayer.topology.operators import Fetched, Member, QueueReader

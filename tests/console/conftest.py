@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.console.options import ConsoleOptions
 from ftlayer.console.searching import Console
 from ftlayer.console.serve import create_app

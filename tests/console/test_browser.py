@@ -15,7 +15,7 @@ from axe_playwright_python.sync_playwright import Axe
 from draws import every_other
 from playwright.sync_api import Browser, Page, expect
 
-from ftlayer.clock import system_now
+from ftlayer.common.clock import system_now
 from ftlayer.console.options import ConsoleOptions
 from ftlayer.console.searching import Console
 from ftlayer.console.serve import create_app

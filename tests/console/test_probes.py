@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.console.options import ConsoleOptions
 from ftlayer.console.searching import Console
 from ftlayer.console.serve import create_app, liveness

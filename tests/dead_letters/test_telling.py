@@ -9,11 +9,11 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ftlayer.data_sources import ReadAllAvailable, ReadMaxRows
 from ftlayer.dead_letters import announcer
 from ftlayer.dead_letters.announcer import LONGEST_PAUSE_S, Announcer, StreamTeller
 from ftlayer.dead_letters.letter import DeadLetter
 from ftlayer.dead_letters.reader import DeadLetterReader
+from ftlayer.functions.data_sources import ReadAllAvailable, ReadMaxRows
 from ftlayer.vertex import calls
 
 unhurried = settings(

@@ -15,14 +15,14 @@ import pytest
 from pyspark.sql.types import StructType
 
 from ftlayer.checkpoint.storage.metadata import JobResult
-from ftlayer.circuit import CircuitStatus
+from ftlayer.common.circuit import CircuitStatus
+from ftlayer.common.restart import NoRestart
 from ftlayer.config import FTStatus, ServeOptions, TopologyOptions, VertexOptions
 from ftlayer.dead_letters.letter import DeadLetter
 from ftlayer.functions.context import Context
 from ftlayer.functions.current import CurrentRecord
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.ttl import StateTtl
-from ftlayer.restart import NoRestart
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_status import ChainStatus, IsolationStatus, JobStatus
 from ftlayer.runtime.driver.job_thread import JobThread

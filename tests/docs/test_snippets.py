@@ -22,12 +22,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter
 
 import ftlayer
+import ftlayer.common.failures
 import ftlayer.errors
-import ftlayer.failures
-from ftlayer import restart, sinks, sources
+from ftlayer import sinks, sources
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.cli.main import app
-from ftlayer.clock import Now
+from ftlayer.common import restart
+from ftlayer.common.clock import Now
 from ftlayer.config import FTStatus, ServeOptions, TopologyOptions, VertexOptions
 from ftlayer.console import watch as console_metrics
 from ftlayer.console.api import jobs as console_jobs
@@ -477,7 +478,7 @@ def test_every_error_is_in_the_table() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", table, re.MULTILINE))
     errors = {
         name: kind.code
-        for name, kind in {**vars(ftlayer.errors), **vars(ftlayer.failures)}.items()
+        for name, kind in {**vars(ftlayer.errors), **vars(ftlayer.common.failures)}.items()
         if inspect.isclass(kind) and issubclass(kind, ftlayer.errors.FTLayerError)
     }
     assert rows == errors

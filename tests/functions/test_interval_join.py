@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.functions.chains.topology import MAIN, TopologyChain
 from ftlayer.functions.process import LAST_WATERMARK_MS
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches, Process

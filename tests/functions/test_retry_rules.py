@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftlayer.common.failures import PermanentFailure, RetryLater
 from ftlayer.errors import ConfigError
-from ftlayer.failures import PermanentFailure, RetryLater
 from ftlayer.functions.chains.chain import Chain
 from ftlayer.functions.retry_rules import NO_RULES, RETRY, Decision, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches

@@ -20,7 +20,7 @@ import msgpack
 import pytest
 
 from ftlayer import __version__
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.errors import UnauthorizedError, UnknownJobError, UnreadableReplyError, UnsupportedError
 from ftlayer.jobs.local_board import BoardServer, LocalBoard
 from ftlayer.transport.sockets import SocketDirectory

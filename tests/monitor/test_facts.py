@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer import FailException, PermanentFailure, sources
-from ftlayer.circuit import CircuitState, CircuitStatus
+from ftlayer.common.circuit import CircuitState, CircuitStatus
 from ftlayer.errors import ResultRowError
 from ftlayer.functions.failures import failure_of
 from ftlayer.monitor import facts

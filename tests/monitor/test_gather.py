@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.errors import ConfigError, UnknownJobError, UnsupportedError, VertexUnavailableError
 from ftlayer.monitor.gather import KEEP_GONE, Gatherer
 from ftlayer.monitor.health import Health, job_health, overall_health, vertex_health

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.circuit import CircuitState, CircuitStatus
+from ftlayer.common.circuit import CircuitState, CircuitStatus
 from ftlayer.monitor.health import (
     Health,
     Page,

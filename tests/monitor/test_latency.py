@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftlayer.histogram import Histogram
+from ftlayer.common.histogram import Histogram
 from ftlayer.monitor.facts import latency_facts
 from ftlayer.vertex.calls.jobs import HistogramDetails, JobDetails, JobKind
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ftlayer.checkpoint.storage.report import find_reports, put_report
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.errors import CheckpointDamagedError, UnknownJobError, UnsupportedError
 from ftlayer.monitor.gather import SILENT_MS, Gatherer, StoredReports
 from ftlayer.monitor.health import Health, job_health, vertex_health

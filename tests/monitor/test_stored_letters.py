@@ -18,7 +18,7 @@ from ftlayer.checkpoint.storage.dead_letters import StoredLetters
 from ftlayer.checkpoint.storage.keys import storage_key
 from ftlayer.checkpoint.storage.report import put_report
 from ftlayer.cli.main import app
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.errors import CheckpointError, MalformedRequestError, UnsupportedError
 from ftlayer.monitor.gather import Gatherer, LetterReader, StoredReports
 from ftlayer.records.ipc import as_stream

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ftlayer.clock import Now, system_now
+from ftlayer.common.clock import Now, system_now
 from ftlayer.errors import VertexUnavailableError
 from ftlayer.store import MemoryStore
 from ftlayer.vertex import calls

@@ -13,7 +13,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.circuit import Limit
+from ftlayer.common import java as bundled_java
+from ftlayer.common.circuit import Limit
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import (
     ConfigError,
@@ -23,7 +24,6 @@ from ftlayer.errors import (
     UnsupportedError,
 )
 from ftlayer.functions.retry_rules import NO_RULES
-from ftlayer.java import machine as bundled_java
 from ftlayer.runtime.driver import session as spark_checks
 from ftlayer.runtime.driver.job_thread import JobThread
 from ftlayer.runtime.driver.session import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from ftlayer.failures import RowsRejected
+from ftlayer.common.failures import RowsRejected
 from ftlayer.sinks.at_least_once import SendingWriter, SentMessage
 
 

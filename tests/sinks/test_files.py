@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 from ftlayer.checkpoint.storage import remote_files
 from ftlayer.checkpoint.storage.files import LocalFiles
+from ftlayer.common.failures import RowsRejected
 from ftlayer.errors import CheckpointStorageError, ConfigError, SinkTargetError, UncommittableError
-from ftlayer.failures import RowsRejected
 from ftlayer.sinks import FileMessage, FileSink, PostgresMessage, files
 
 _directories = itertools.count()

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftlayer.common.failures import RowsRejected
 from ftlayer.errors import SinkError
-from ftlayer.failures import RowsRejected
 from ftlayer.sinks.fitting import as_column, check_fits, chunked, fitted, halved, is_held_by
 
 POINT = pa.struct([("x", pa.int32()), ("y", pa.int32())])

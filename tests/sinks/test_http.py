@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ftlayer.common.failures import PermanentFailure, RetryLater, RowsRejected
 from ftlayer.errors import ConfigError, SinkError
-from ftlayer.failures import PermanentFailure, RetryLater, RowsRejected
 from ftlayer.runtime.connectors.sinks import FunctionSinkBody
 from ftlayer.sinks import HttpSink
 from ftlayer.sinks.http import retry_after_s

@@ -22,8 +22,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlayer.clients.postgres import Fault, fault_of
+from ftlayer.common.failures import RowsRejected
 from ftlayer.errors import ConfigError, SinkError, SinkTargetError, UncommittableError
-from ftlayer.failures import RowsRejected
 from ftlayer.sinks import FileMessage, PostgresSink, postgres, staging, table_commits
 
 _tables = itertools.count()

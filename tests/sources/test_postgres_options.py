@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ftlayer.data_sources import DataSourceOptions
 from ftlayer.errors import ConfigError, SourceError
+from ftlayer.functions.data_sources import DataSourceOptions
 from ftlayer.sources import (
     PostgresChangesDataSource,
     PostgresChangesSource,

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from ftlayer.clock import Now
-from ftlayer.data_sources import from_arrow_schema
+from ftlayer.common.clock import Now
+from ftlayer.functions.data_sources import from_arrow_schema
 from ftlayer.records.ids import tries_or_first
 from ftlayer.spark.stages.pages import PageHead, ipc_to_rows, make_marks, roots_of
 from ftlayer.spark.stages.task import FT, RootGiver

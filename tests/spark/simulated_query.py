@@ -12,8 +12,8 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
+from ftlayer.common.failures import RowsRejected
 from ftlayer.errors import QueryError
-from ftlayer.failures import RowsRejected
 from ftlayer.functions.steps import FlatMap, Map
 from ftlayer.spark.batch.runner import SourceOfQuery, SparkRunner
 from ftlayer.spark.batch.sinks import BatchFunctionSink

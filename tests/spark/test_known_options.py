@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from ftlayer.common.failures import RetryLater, RowsRejected
 from ftlayer.config import VertexOptions
 from ftlayer.errors import ConfigError
-from ftlayer.failures import RetryLater, RowsRejected
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.query.writer import TrackedWriter
 from ftlayer.spark.tracked import TrackedStream

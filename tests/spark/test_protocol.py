@@ -23,8 +23,8 @@ from hypothesis.stateful import (
 )
 from simulated_query import POISON, CrashError, Functions, Query, Values
 
+from ftlayer.common.failures import RowsRejected
 from ftlayer.errors import ConfigError
-from ftlayer.failures import RowsRejected
 from ftlayer.spark.protocol import REJECTED, STEPS, BatchProtocol
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import BatchDetails, BatchState

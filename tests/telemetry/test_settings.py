@@ -6,10 +6,17 @@ from typing import Any
 
 import pytest
 
+from ftlayer.common.telemetry.sdk import is_usable
+from ftlayer.common.telemetry.settings import (
+    OtlpTarget,
+    Tracing,
+    check_endpoint,
+    interval_s,
+    target_of,
+    tracing_of,
+)
+from ftlayer.common.telemetry.spans import open_spans
 from ftlayer.errors import ConfigError
-from ftlayer.telemetry.sdk import is_usable
-from ftlayer.telemetry.settings import OtlpTarget, Tracing, check_endpoint, interval_s, target_of, tracing_of
-from ftlayer.telemetry.spans import open_spans
 
 BASE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 OWN = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"

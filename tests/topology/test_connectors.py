@@ -18,8 +18,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import LongType, StructField, StructType
 
-from ftlayer.data_sources import DataSourceStreamArrowWriter
 from ftlayer.errors import ConfigError
+from ftlayer.functions.data_sources import DataSourceStreamArrowWriter
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions

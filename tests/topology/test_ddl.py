@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import types
 
-from ftlayer.data_sources import to_arrow_schema
 from ftlayer.errors import ConfigError
+from ftlayer.functions.data_sources import to_arrow_schema
 from ftlayer.topology.ddl import parse_ddl
 
 NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ftlayer import FailurePolicy
-from ftlayer.circuit import Limit
+from ftlayer.common.circuit import Limit
 from ftlayer.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnsupportedError
 from ftlayer.functions.retry_rules import RetryRules, rules_of

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.checkpoint.failure_policy import FailurePolicy
-from ftlayer.circuit import Limit
+from ftlayer.common.circuit import Limit
+from ftlayer.common.restart import FixedDelay
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnsupportedError
 from ftlayer.functions.retry_rules import rules_of
 from ftlayer.functions.steps import CoProcess, MapAsync
-from ftlayer.restart import FixedDelay
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.job_graph import JobGraph, JobVertex, rules_of_operator
 from ftlayer.topology.job_graph_generator import (

@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ftlayer.common.failures import PermanentFailure
+from ftlayer.common.recovery import lasting
 from ftlayer.errors import FTLayerError, FunctionLoadError
-from ftlayer.failures import PermanentFailure
 from ftlayer.functions.chains.topology import TopologyChain
 from ftlayer.functions.pickling import missing_in
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Map, Process
-from ftlayer.recovery import lasting
 from ftlayer.state.heap import HeapBackend
 from ftlayer.topology.job_graph import JobGraph, JobVertex, operators_needing, placed
 from ftlayer.topology.operators import FunctionSink, IterableSource, Sink, Source

@@ -19,7 +19,7 @@ from bench.scale.vertices import (
     start_figures,
     vertex,
 )
-from ftlayer.clock import system_now
+from ftlayer.common.clock import system_now
 from ftlayer.records.ids import random_root_ids
 from ftlayer.vertex.calls import DeadGroups, Fail, Failure, OpenStream, Persist, StreamOpened
 

@@ -11,7 +11,7 @@ from bench.harness import Target
 from bench.scale.curve import Curve, Point, ends
 from bench.scale.lab import Lab
 from bench.scale.vertices import FAR_MS, OPTIONS, STREAM, core_over, rows_of, start_figures
-from ftlayer.clock import system_now
+from ftlayer.common.clock import system_now
 from ftlayer.store import dead_index as failed
 from ftlayer.store.dead_index import FailedRecord, FailedTable
 from ftlayer.store.rows import Payloads, StoredAttempt

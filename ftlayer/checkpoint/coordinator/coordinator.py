@@ -61,9 +61,9 @@ from ftlayer.checkpoint.coordinator.statistics import (
 )
 from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, Retention
 from ftlayer.checkpoint.snapshots import Checkpoint, Scope, SubtaskSnapshot
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
+from ftlayer.common.printable import shown_url
 from ftlayer.errors import CheckpointError, CommitFailedError, FTLayerError
-from ftlayer.printable import shown_url
 from ftlayer.vertex.calls.jobs import CheckpointDetails, CheckpointTotals
 
 # Completed checkpoints: how many are kept, and what becomes of them in the end.

@@ -24,9 +24,9 @@ from ftlayer.checkpoint.coordinator.statistics import (
 )
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
+from ftlayer.common.printable import shown_url
 from ftlayer.errors import CheckpointError, FTLayerError
-from ftlayer.printable import shown_url
 from ftlayer.vertex.calls.jobs import CheckpointTotals
 
 

@@ -9,7 +9,7 @@ from enum import Enum, StrEnum, auto
 from ftlayer.checkpoint.barrier import Alignment, Barrier, SnapshotKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, EdgeInfo, OperatorInfo, SubtaskSnapshot
-from ftlayer.printable import shown_url
+from ftlayer.common.printable import shown_url
 from ftlayer.vertex.calls.jobs import CheckpointDetails, CheckpointTotals, SubtaskCheckpointDetails
 
 Subtask = tuple[str, int]

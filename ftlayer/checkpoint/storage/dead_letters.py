@@ -47,9 +47,9 @@ from ftlayer.checkpoint.storage.layout import (
     part,
 )
 from ftlayer.checkpoint.storage.remote_files import open_files
+from ftlayer.common.printable import shown_url
 from ftlayer.config import MIB
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, IncompatibleCheckpointError, other_format
-from ftlayer.printable import shown_url
 from ftlayer.vertex.calls import Attempt
 
 logger = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from typing import Protocol, TypeVar
 
 from ftlayer.checkpoint.custom_storage import CHUNK_BYTES, FileStatus
 from ftlayer.checkpoint.storage.layout import join, new_unique, normal
+from ftlayer.common.printable import described, raise_from, secrets_of, shown_url
 from ftlayer.config import MIB
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, CheckpointStorageError, FTLayerError
-from ftlayer.printable import described, raise_from, secrets_of, shown_url
 
 _WAYS_OUT = {
     errno.ENOSPC: "it is full: make room there, or choose another directory",

@@ -20,8 +20,8 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.layout import KEY, OWNERS, job_directory, join, parent
 from ftlayer.checkpoint.storage.remote_files import open_files
+from ftlayer.common.printable import shown_url
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, StaleOwnerError
-from ftlayer.printable import shown_url
 
 # Which driver a job's directory belongs to: the one that has claimed it last. Earlier ones are fenced.
 #

@@ -24,9 +24,9 @@ from ftlayer.checkpoint.storage.layout import (
 )
 from ftlayer.checkpoint.storage.metadata import HEADER_BYTES, decode, read_header
 from ftlayer.checkpoint.storage.remote_files import open_files
+from ftlayer.common.printable import shown_url
 from ftlayer.config import MIB
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, CheckpointStorageError, ConfigError
-from ftlayer.printable import shown_url
 
 IN_MEMORY_BYTES = 64 * MIB
 """Larger pieces are read from a temporary file."""

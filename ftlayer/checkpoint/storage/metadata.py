@@ -22,13 +22,13 @@ from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.keys import DIGEST_BYTES, Signer
 from ftlayer.checkpoint.storage.layout import RESULT, SHARED, checkpoint_number, job_directory, join
 from ftlayer.checkpoint.storage.remote_files import open_files
+from ftlayer.common.printable import described, shown_url
 from ftlayer.errors import (
     CheckpointDamagedError,
     IncompatibleCheckpointError,
     MalformedRequestError,
     other_format,
 )
-from ftlayer.printable import described, shown_url
 from ftlayer.transport.codec import plain_codec
 
 

@@ -44,6 +44,7 @@ from ftlayer.checkpoint.storage.removing import (
     shared_paths,
 )
 from ftlayer.checkpoint.storage.writer import Amplification, FileLane, FileWriter, PieceWriter, given_up
+from ftlayer.common.secret_files import unused
 from ftlayer.errors import (
     CheckpointDamagedError,
     CheckpointError,
@@ -51,7 +52,6 @@ from ftlayer.errors import (
     ConfigError,
     FTLayerError,
 )
-from ftlayer.secret_files import unused
 
 Result = TypeVar("Result")
 

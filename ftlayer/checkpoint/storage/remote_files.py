@@ -24,8 +24,8 @@ from ftlayer.checkpoint.custom_storage import (
 )
 from ftlayer.checkpoint.storage.files import Files, LocalFiles, reading, storage_errors
 from ftlayer.checkpoint.storage.layout import is_local, new_unique, normal, parent, scheme_of
+from ftlayer.common.printable import described, raise_from, secrets_of, shown_url
 from ftlayer.errors import CheckpointStorageError, ConfigError
-from ftlayer.printable import described, raise_from, secrets_of, shown_url
 
 RENAMING = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "sftp", "ssh", "smb", "ftp"})
 """File systems whose rename is atomic, and whose files can be seen half-written. Others put objects as a whole."""

@@ -20,8 +20,8 @@ from ftlayer.checkpoint.storage.loading import (
     read_each,
 )
 from ftlayer.checkpoint.storage.remote_files import open_files
+from ftlayer.common.printable import shown_url
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, CheckpointStorageError, ConfigError
-from ftlayer.printable import shown_url
 
 logger = logging.getLogger(__name__)
 

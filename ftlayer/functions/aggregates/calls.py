@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ftlayer.checks import check_text, known_options
+from ftlayer.common.checks import check_text, known_options
 
 AggregateName = Literal["count", "sum", "min", "max", "mean"]
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.common.printable import text_of
 from ftlayer.errors import ResultRowError
 from ftlayer.functions.chains.async_segment import AsyncSegment, RateLimiter, paced
 from ftlayer.functions.chains.fused import MAX_FUSED, PreparedStep
@@ -27,7 +28,6 @@ from ftlayer.functions.failures import (
 )
 from ftlayer.functions.steps import MapAsync, MapBatches, RecordStep
 from ftlayer.functions.undo.log import UndoLog
-from ftlayer.printable import text_of
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import attempts_of, first_failed_of
 

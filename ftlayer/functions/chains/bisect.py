@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from ftlayer.common.failures import RowsRejected
 from ftlayer.errors import SinkTargetError
-from ftlayer.failures import RowsRejected
 from ftlayer.functions.failures import failure_of, raise_signalled, rejections_of
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.records.failures import RowFailure

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.common.recovery import TRACEBACK
 from ftlayer.errors import QueryError
 from ftlayer.functions.chains.async_segment import RateLimiter
 from ftlayer.functions.chains.batch_segment import run_segments, segments_of
@@ -21,7 +22,6 @@ from ftlayer.functions.current import UNTRACKED, Known, running
 from ftlayer.functions.failures import I64, failed_rows, without_rows
 from ftlayer.functions.steps import FunctionStep, MapAsync, MapBatches
 from ftlayer.records.failures import RowFailure
-from ftlayer.recovery import TRACEBACK
 
 CALLED_ROWS = 65_536
 """Where calls overlap, so many rows go through a chain at once at most …"""

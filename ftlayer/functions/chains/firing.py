@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ftlayer.checks import fast_dataclass
+from ftlayer.common.checks import fast_dataclass
 from ftlayer.errors import StateSerializationError, TimerFailedError
 from ftlayer.functions.chains.batch_segment import Segment, run_segments, segments_of
 from ftlayer.functions.chains.fused import Processing

@@ -47,7 +47,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.checks import check_ran
+from ftlayer.common.checks import check_ran
 from ftlayer.errors import InvalidTopologyError, StateSerializationError, UnhashableKeyError
 from ftlayer.functions.context import Context, results_of
 from ftlayer.functions.conversion import Form

@@ -14,7 +14,8 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.checks import check_ran, fast_dataclass
+from ftlayer.common.checks import check_ran, fast_dataclass
+from ftlayer.common.printable import described
 from ftlayer.errors import FTLayerError, JobError
 from ftlayer.functions.chains.async_segment import AsyncSegment
 from ftlayer.functions.chains.batch_segment import BatchSegment, Segment, run_segments, segments_of
@@ -41,7 +42,6 @@ from ftlayer.functions.steps import MAIN
 from ftlayer.functions.undo.backend import UndoBackend
 from ftlayer.functions.undo.log import LateFailure, UndoLog
 from ftlayer.functions.windows.function import WindowFunction
-from ftlayer.printable import described
 from ftlayer.records.failures import RowFailure
 
 

@@ -14,10 +14,10 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from ftlayer.common.printable import described
 from ftlayer.errors import StateSerializationError
 from ftlayer.functions.failures import I64
 from ftlayer.functions.keyed import is_immutable, private_copy
-from ftlayer.printable import described
 from ftlayer.records.failures import RowFailure
 
 Restore = Callable[[Any, Any], object]

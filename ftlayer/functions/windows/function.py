@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ftlayer.checks import in_words
+from ftlayer.common.checks import in_words
+from ftlayer.common.failures import PermanentFailure
 from ftlayer.errors import UnsupportedError
-from ftlayer.failures import PermanentFailure
 from ftlayer.functions.aggregates.per_record import AggregatePlan, AggregatesPerRecord
 from ftlayer.functions.aggregates.table import I32, AggregateTable
 from ftlayer.functions.context import Context, results_of

@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.circuit import CircuitStatus
+from ftlayer.common.circuit import CircuitStatus
+from ftlayer.common.failures import PermanentFailure
 from ftlayer.errors import ConfigError, ResultRowError
-from ftlayer.failures import PermanentFailure
 from ftlayer.monitor.health import Judgement
 from ftlayer.monitor.names import JobNames
 from ftlayer.monitor.plans import LetterGroup

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, NoReturn
 
-from ftlayer.checks import duration_ms, shown
+from ftlayer.common.checks import duration_ms, shown
 from ftlayer.errors import ConfigError
 from ftlayer.monitor.names import JobNames
 from ftlayer.monitor.row_json import json_of_column, json_of_row

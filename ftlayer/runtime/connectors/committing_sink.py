@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.checkpoint.snapshots import Committable, SinkPart
+from ftlayer.common.failures import RowsRejected
+from ftlayer.common.printable import described, text_of
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError, JobError, SinkRowError
-from ftlayer.failures import RowsRejected
 from ftlayer.functions.failures import raise_signalled
 from ftlayer.functions.writers import call_write
-from ftlayer.printable import described, text_of
 from ftlayer.runtime.connectors.rejecting import RowRejections
 from ftlayer.runtime.protocol.messages import seal
 from ftlayer.runtime.task.contract import Settled
@@ -47,7 +47,7 @@ def spark_schema(sink: str, schema: pa.Schema) -> StructType:
     """Return the schema as plain writers get to see it; `ConfigError` for a type that Spark lacks."""
     from pyspark.errors import PySparkException
 
-    from ftlayer.data_sources import from_arrow_schema
+    from ftlayer.functions.data_sources import from_arrow_schema
 
     try:
         return from_arrow_schema(schema)

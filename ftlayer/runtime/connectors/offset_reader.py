@@ -275,7 +275,7 @@ class _PartitionedReader:
     def latest(self, start: str, *, all_of_it: bool) -> str:
         if not self._takes_start:
             return _behind(self._source, start, self._reader.latestOffset())
-        from ftlayer.data_sources import ReadAllAvailable
+        from ftlayer.functions.data_sources import ReadAllAvailable
 
         own = None if all_of_it else getattr(self._reader, "getDefaultReadLimit", None)  # Spark 4.1 has none
         limit = ReadAllAvailable() if own is None else own()
@@ -347,7 +347,7 @@ class _SimpleReader:
 
 
 def _prepare_to_stop(reader: Any) -> bool:
-    from ftlayer.data_sources import SupportsTriggerAvailableNow
+    from ftlayer.functions.data_sources import SupportsTriggerAvailableNow
 
     if not isinstance(reader, SupportsTriggerAvailableNow):
         return False

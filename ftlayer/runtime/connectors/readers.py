@@ -19,12 +19,12 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from ftlayer.checks import check_ran, shown
-from ftlayer.clock import mono_ms
+from ftlayer.common.checks import check_ran, shown
+from ftlayer.common.clock import mono_ms
+from ftlayer.common.printable import described
 from ftlayer.config import MIB
 from ftlayer.errors import SourceError, SourceRowError
 from ftlayer.functions.conversion import concat, schema_text
-from ftlayer.printable import described
 from ftlayer.runtime.connectors.lane import (
     BATCH_BYTES,
     READY_BATCHES,

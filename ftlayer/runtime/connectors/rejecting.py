@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, LetterKind
-from ftlayer.failures import RowsRejected
+from ftlayer.common.failures import RowsRejected
 from ftlayer.functions.failures import rejections_of
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ipc import as_stream, may_share, row_alone

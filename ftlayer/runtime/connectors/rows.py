@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.common.printable import text_of
 from ftlayer.errors import SourceChangedError, SourceRowError
 from ftlayer.functions.conversion import (
     OTHER_CODE,
@@ -25,7 +26,6 @@ from ftlayer.functions.conversion import (
     schema_text,
 )
 from ftlayer.functions.failures import raise_signalled
-from ftlayer.printable import text_of
 from ftlayer.records.kernels import native
 
 MAX_SHOWN = 200
@@ -310,7 +310,7 @@ def _is_sparks_own(kind: pa.DataType) -> bool:
 def _spark_converters(schema: pa.Schema) -> list[Callable[[Any], Any]]:
     from pyspark.sql.conversion import LocalDataToArrowConversion
 
-    from ftlayer.data_sources import from_arrow_schema
+    from ftlayer.functions.data_sources import from_arrow_schema
 
     make: Any = LocalDataToArrowConversion._create_converter
     return [make(field.dataType, field.nullable) for field in from_arrow_schema(schema).fields]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.checks import check_ran
+from ftlayer.common.checks import check_ran
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError
 from ftlayer.functions.chains.bisect import settle

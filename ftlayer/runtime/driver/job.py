@@ -15,7 +15,7 @@ from ftlayer.checkpoint.coordinator.events import (
 )
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.metadata import JobResult
-from ftlayer.checks import Duration, UserFacing, check_text, wait_seconds
+from ftlayer.common.checks import Duration, UserFacing, check_text, wait_seconds
 from ftlayer.errors import CheckpointError, FTLayerError
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job_status import JobStatus

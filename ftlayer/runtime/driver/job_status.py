@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from ftlayer.checkpoint.coordinator.statistics import CheckpointState
 from ftlayer.checkpoint.snapshots import Checkpoint
-from ftlayer.circuit import CircuitState, CircuitStatus, together
-from ftlayer.histogram import BATCH_BOUNDS, Histogram
-from ftlayer.notebook import html_table
-from ftlayer.printable import shown_url
+from ftlayer.common.circuit import CircuitState, CircuitStatus, together
+from ftlayer.common.histogram import BATCH_BOUNDS, Histogram
+from ftlayer.common.notebook import html_table
+from ftlayer.common.printable import shown_url
+from ftlayer.common.restart import restarts_text
 from ftlayer.records.beside import MISFITS
-from ftlayer.restart import restarts_text
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.slot_record import SlotRecord
 from ftlayer.runtime.protocol.messages import Heartbeat

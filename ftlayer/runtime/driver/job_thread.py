@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, assert_never
 
 from ftlayer.checkpoint.storage.metadata import JobResult
-from ftlayer.clock import mono_ms
+from ftlayer.common.clock import mono_ms
+from ftlayer.common.histogram import LATENCY_BOUNDS, Exemplar
+from ftlayer.common.printable import letters_text
+from ftlayer.common.restart import RestartStrategy
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import ConfigError, FTLayerError, JobError
 from ftlayer.functions.failures import raise_signalled
 from ftlayer.functions.pickling import missing_in
-from ftlayer.histogram import LATENCY_BOUNDS, Exemplar
-from ftlayer.printable import letters_text
-from ftlayer.restart import RestartStrategy
 from ftlayer.runtime.driver.control_server import ControlServer
 from ftlayer.runtime.driver.events import (
     AskSession,

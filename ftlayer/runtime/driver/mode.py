@@ -11,8 +11,8 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from ftlayer.checkpoint.coordinator.events import CheckpointEvent
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.metadata import JobResult
+from ftlayer.common.restart import RestartStrategy
 from ftlayer.errors import ConfigError, FTLayerError
-from ftlayer.restart import RestartStrategy
 from ftlayer.runtime.driver.events import Event, JobInstruction, JobState, Over, Said
 from ftlayer.runtime.driver.job_status import IsolationStatus
 from ftlayer.runtime.driver.slot_record import Crew, SlotRecord

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple, assert_never
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.runtime.connectors.offset_reader import RangeProgress
 from ftlayer.runtime.driver.range_keeper import (
     Beginning,

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import assert_never
 
-from ftlayer.clock import Now, system_now
+from ftlayer.common.clock import Now, system_now
+from ftlayer.common.printable import described
+from ftlayer.common.recovery import lasting
+from ftlayer.common.restart import RestartStrategy, note_success, pause_after
 from ftlayer.errors import FTLayerError, SourceError
 from ftlayer.functions.failures import raise_signalled
-from ftlayer.printable import described
-from ftlayer.recovery import lasting
-from ftlayer.restart import RestartStrategy, note_success, pause_after
 from ftlayer.runtime.connectors.offset_reader import OffsetReader, offset_reader
 from ftlayer.runtime.driver import planner_rules
 from ftlayer.runtime.driver.range_keeper import OpenKeeper, ReaderCalls

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from ftlayer import __version__
 from ftlayer.checkpoint.coordinator.statistics import CheckpointState
 from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.common.printable import shortened, shown_url
 from ftlayer.errors import UnsupportedError
-from ftlayer.printable import shortened, shown_url
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_status import AWAY, LAG, CheckpointTimes, JobStatus
 from ftlayer.runtime.driver.job_thread import JobThread

@@ -22,9 +22,9 @@ import pyarrow as pa
 from pyarrow import Buffer
 
 from ftlayer.checkpoint.barrier import Alignment, SnapshotKind
+from ftlayer.common.printable import described
 from ftlayer.errors import CodecError, MalformedRequestError
 from ftlayer.functions.conversion import schema_text
-from ftlayer.printable import described
 from ftlayer.records.ids import U64Array
 from ftlayer.records.ipc import UNREADABLE, as_message, has_dictionaries, read_batch, read_one_batch
 from ftlayer.runtime.protocol.elements import (

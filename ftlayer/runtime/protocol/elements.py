@@ -10,11 +10,11 @@ import pyarrow as pa
 from ftlayer.checkpoint.barrier import Barrier as Barrier
 from ftlayer.checkpoint.barrier import CancelMarker as CancelMarker
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.checks import fast_dataclass
+from ftlayer.common.checks import fast_dataclass
+from ftlayer.common.telemetry.settings import Tracing
 from ftlayer.config import TopologyOptions
 from ftlayer.handler.xor import RecordIds as RecordIds
 from ftlayer.records.ids import I64Array
-from ftlayer.telemetry.settings import Tracing
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.transport.flight_connection import Endpoint
 

@@ -18,9 +18,9 @@ from typing import Any
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.checkpoint.snapshots import Restore, SubtaskSnapshot
-from ftlayer.circuit import CircuitStatus
+from ftlayer.common.circuit import CircuitStatus
+from ftlayer.common.histogram import Exemplar, Histogram
 from ftlayer.errors import UnauthorizedError
-from ftlayer.histogram import Exemplar, Histogram
 from ftlayer.vertex.calls.jobs import EdgeDetails, SubtaskDetails
 
 KEY_BYTES = 32

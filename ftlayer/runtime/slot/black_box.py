@@ -33,10 +33,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from ftlayer import _native
+from ftlayer.common.secret_files import is_private
 from ftlayer.runtime.protocol.messages import Death
 from ftlayer.runtime.slot.mode import SlotContext
 from ftlayer.runtime.task.contract import NO_NOTES, RecordNotes
-from ftlayer.secret_files import is_private
 
 logger = logging.getLogger(__name__)
 

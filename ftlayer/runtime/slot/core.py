@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from ftlayer.checks import fast_dataclass
-from ftlayer.clock import Now
+from ftlayer.common.checks import fast_dataclass
+from ftlayer.common.clock import Now
+from ftlayer.common.histogram import Exemplar
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
 from ftlayer.handler.xor import RecordIds
-from ftlayer.histogram import Exemplar
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.channel_frames import ElementCodec, decode_grants, is_limits
 from ftlayer.runtime.protocol.elements import Barrier, Batch

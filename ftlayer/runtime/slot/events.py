@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import pyarrow as pa
 
-from ftlayer.checks import fast_dataclass
+from ftlayer.common.checks import fast_dataclass
 from ftlayer.handler.xor import RecordIds
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.messages import FromSlot, ToSlot

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.checks import fast_dataclass
+from ftlayer.common.checks import fast_dataclass
 from ftlayer.config import TopologyOptions
 from ftlayer.handler.xor import concat_record_ids
 from ftlayer.records.ids import I32Array, I64Array, U64Array

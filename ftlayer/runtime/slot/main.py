@@ -21,7 +21,9 @@ from pathlib import Path
 from time import monotonic_ns, thread_time_ns, time_ns
 from typing import NoReturn, assert_never
 
-from ftlayer.clock import Now, system_now
+from ftlayer.common.clock import Now, system_now
+from ftlayer.common.printable import MAX_TEXT, described, text_of
+from ftlayer.common.recovery import is_programs, lasting
 from ftlayer.errors import (
     CodecError,
     FTLayerError,
@@ -33,9 +35,7 @@ from ftlayer.errors import (
     SourceError,
 )
 from ftlayer.functions.failures import raise_signalled, traceback_of
-from ftlayer.printable import MAX_TEXT, described, text_of
 from ftlayer.records.ids import U64Array
-from ftlayer.recovery import is_programs, lasting
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import SourceReader, open_reader
 from ftlayer.runtime.pandas_later import leave_pandas_to_others

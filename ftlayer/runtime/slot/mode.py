@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeAlias
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
+from ftlayer.common.histogram import Exemplar
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
-from ftlayer.histogram import Exemplar
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.protocol.channel_frames import ElementCodec

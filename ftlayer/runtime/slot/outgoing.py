@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ftlayer.checkpoint.barrier import Alignment, SnapshotKind
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.channel_frames import ElementCodec, roots_in, rows_in

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import ftlayer
-from ftlayer.clock import mono_ms
+from ftlayer.common.clock import mono_ms
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.messages import FromSlot, Heartbeat
 from ftlayer.runtime.slot.core import SlotCore, Working

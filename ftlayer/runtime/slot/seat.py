@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from ftlayer.circuit import CircuitStatus
+from ftlayer.common.circuit import CircuitStatus
+from ftlayer.common.histogram import Exemplar, Histogram
 from ftlayer.config import TopologyOptions
 from ftlayer.functions.token_bucket import TokenBucket
-from ftlayer.histogram import Exemplar, Histogram
 from ftlayer.runtime.protocol import messages as durations
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS

@@ -9,11 +9,11 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
+from ftlayer.common.recovery import lasting
+from ftlayer.common.restart import NoRestart, RestartStrategy, note_success, pause_after
 from ftlayer.errors import SourceError, SourceGivenUpError
 from ftlayer.records.beside import MISFITS, misfits
-from ftlayer.recovery import lasting
-from ftlayer.restart import NoRestart, RestartStrategy, note_success, pause_after
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import SourceReader
 from ftlayer.runtime.protocol.messages import AssignSplits, SourceFailed, SplitDone

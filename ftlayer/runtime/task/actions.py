@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from ftlayer.checks import fast_dataclass
+from ftlayer.common.checks import fast_dataclass
 from ftlayer.errors import ProtocolError
 from ftlayer.records.ids import I64Array, U64Array
 from ftlayer.runtime.protocol.elements import Element, Splits

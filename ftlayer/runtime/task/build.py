@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
+from ftlayer.common.histogram import Histogram
 from ftlayer.functions.conversion import VALUES, concat, misfit_text, records_in_form, to_batch
 from ftlayer.functions.current import CurrentRecord, running, worst
 from ftlayer.functions.failures import failure_of, raise_signalled
 from ftlayer.handler.handler import Handler
-from ftlayer.histogram import Histogram
 from ftlayer.partitioning.partitioners import Forward
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import I64Array, U64Array

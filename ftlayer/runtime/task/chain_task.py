@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from ftlayer.circuit import CircuitStatus
-from ftlayer.clock import Now
+from ftlayer.common.circuit import CircuitStatus
+from ftlayer.common.clock import Now
+from ftlayer.common.histogram import Histogram
 from ftlayer.functions.failures import raise_signalled
-from ftlayer.histogram import Histogram
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.elements import (
     MAX_TIME_MS,

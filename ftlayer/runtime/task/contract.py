@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ftlayer.checks import fast_dataclass
-from ftlayer.clock import Now
+from ftlayer.common.checks import fast_dataclass
+from ftlayer.common.clock import Now
 from ftlayer.functions.current import UNTRACKED, CurrentRecord, Known, record_of
 from ftlayer.functions.failures import I64
 from ftlayer.handler.xor import origins_of

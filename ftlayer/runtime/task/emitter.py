@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.checks import fast_dataclass
-from ftlayer.clock import Now
+from ftlayer.common.checks import fast_dataclass
+from ftlayer.common.clock import Now
+from ftlayer.common.histogram import Histogram
 from ftlayer.errors import CodecError
 from ftlayer.handler.children import Children
 from ftlayer.handler.handler import Handler
 from ftlayer.handler.xor import RecordIds, XorHandler
-from ftlayer.histogram import Histogram
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Idle, LatencyMarker, Splits, Watermark

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element
 from ftlayer.runtime.protocol.messages import LoopWaits
 from ftlayer.runtime.task.actions import Action, TaskEvent

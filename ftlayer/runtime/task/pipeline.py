@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.checks import fast_dataclass
-from ftlayer.clock import Now
+from ftlayer.common.checks import fast_dataclass
+from ftlayer.common.clock import Now
+from ftlayer.common.recovery import TRACEBACK, is_programs_text
 from ftlayer.errors import JobError
 from ftlayer.functions.chains.firing import DueTimers, Interrupted, Timer, TimerGuard, TimerKind, never
 from ftlayer.functions.chains.preparing import ChainOperator
@@ -27,7 +28,6 @@ from ftlayer.functions.undo.log import LateFailure, UndoLog
 from ftlayer.handler.handler import Handler
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import NO_ROOTS, I64Array, U64Array
-from ftlayer.recovery import TRACEBACK, is_programs_text
 from ftlayer.runtime.protocol.elements import (
     MIN_TIME_MS,
     EndOfStream,

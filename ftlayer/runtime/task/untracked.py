@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.handler.handler import Handler, NonFTHandler
 from ftlayer.records.ids import NO_ROOTS, U64Array

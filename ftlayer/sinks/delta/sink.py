@@ -22,11 +22,11 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from ftlayer.checkpoint.storage.files import sync_directory
 from ftlayer.checkpoint.storage.layout import check_location, is_local, normal, scheme_of
-from ftlayer.checks import check_choice, check_instance, check_text, check_texts
 from ftlayer.clients.delta import SCHEMES, check_can_add, check_s3_options, delta_library, s3_file_system
-from ftlayer.data_sources import DataSourceOptions, OptionsDataSource
+from ftlayer.common.checks import check_choice, check_instance, check_text, check_texts
+from ftlayer.common.printable import hides_secrets, secrets_in, secrets_of, shown_url
 from ftlayer.errors import ConfigError, FTLayerError, SinkError, SinkTargetError, UncommittableError
-from ftlayer.printable import hides_secrets, secrets_in, secrets_of, shown_url
+from ftlayer.functions.data_sources import DataSourceOptions, OptionsDataSource
 from ftlayer.sinks.at_least_once import WriterNumbers
 from ftlayer.sinks.fitting import (
     as_column,

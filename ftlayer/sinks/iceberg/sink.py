@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ftlayer.checks import Duration, check_text, check_texts, duration_ms
 from ftlayer.clients.iceberg import (
     check_catalog,
     iceberg_library,
@@ -24,10 +23,11 @@ from ftlayer.clients.iceberg import (
     make_local_files_last,
     without_retries,
 )
-from ftlayer.data_sources import DataSourceOptions, OptionsDataSource
+from ftlayer.common.checks import Duration, check_text, check_texts, duration_ms
+from ftlayer.common.failures import RowsRejected
+from ftlayer.common.printable import described, hides_secrets, secrets_in
 from ftlayer.errors import ConfigError, FTLayerError, SinkError, SinkTargetError, UncommittableError
-from ftlayer.failures import RowsRejected
-from ftlayer.printable import described, hides_secrets, secrets_in
+from ftlayer.functions.data_sources import DataSourceOptions, OptionsDataSource
 from ftlayer.sinks.at_least_once import WriterNumbers
 from ftlayer.sinks.fitting import as_column, check_fits, chunked, fitted, refuse_nulls, whole_or_refused
 from ftlayer.sinks.table_commits import (

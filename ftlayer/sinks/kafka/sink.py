@@ -21,7 +21,6 @@ from pyspark.sql.datasource import WriterCommitMessage
 from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.layout import join, normal, parent, part
 from ftlayer.checkpoint.storage.remote_files import open_files
-from ftlayer.checks import Duration, check_bool, check_text, duration_ms
 from ftlayer.clients.kafka import (
     CALL_S,
     Brokers,
@@ -35,9 +34,10 @@ from ftlayer.clients.kafka import (
     refused_by_brokers,
     way_out,
 )
+from ftlayer.common.checks import Duration, check_bool, check_text, duration_ms
+from ftlayer.common.failures import RowsRejected
+from ftlayer.common.printable import hides_secrets
 from ftlayer.errors import ConfigError, SinkError, SinkTargetError, UncommittableError
-from ftlayer.failures import RowsRejected
-from ftlayer.printable import hides_secrets
 from ftlayer.sinks.files import delete_paths
 from ftlayer.sinks.fitting import is_any, whole_or_refused
 from ftlayer.sinks.kafka.messages import KafkaMessage, StagedMessages, batches_of, content_of, encode

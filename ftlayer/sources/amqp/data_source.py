@@ -13,10 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.checks import Duration, check_bool, check_int, check_text, duration_ms
 from ftlayer.clients.amqp import TIMEOUT_S, AmqpConnection, amqp_library, check_amqp_url, is_away
-from ftlayer.data_sources import DataSourceOptions
-from ftlayer.printable import hides_secrets, secrets_of, shown_url
+from ftlayer.common.checks import Duration, check_bool, check_int, check_text, duration_ms
+from ftlayer.common.printable import hides_secrets, secrets_of, shown_url
+from ftlayer.functions.data_sources import DataSourceOptions
 from ftlayer.records import beside
 from ftlayer.sinks.amqp import AmqpSink
 from ftlayer.sinks.at_least_once import SendingWriter

@@ -20,9 +20,19 @@ from pyspark.sql.datasource import InputPartition
 from ftlayer.checkpoint.custom_storage import FileStatus
 from ftlayer.checkpoint.storage.layout import check_location, join, normal
 from ftlayer.checkpoint.storage.remote_files import open_files
-from ftlayer.checks import MOST_BYTES, Duration, check_bool, check_choice, check_int, check_text, duration_ms
+from ftlayer.common.checks import (
+    MOST_BYTES,
+    Duration,
+    check_bool,
+    check_choice,
+    check_int,
+    check_text,
+    duration_ms,
+)
+from ftlayer.common.printable import described, hides_secrets, shown_url, without_secrets
 from ftlayer.config import MIB
-from ftlayer.data_sources import (
+from ftlayer.errors import ConfigError, SourceError
+from ftlayer.functions.data_sources import (
     DataSourceStreamReader,
     ReadAllAvailable,
     ReadLimit,
@@ -30,8 +40,6 @@ from ftlayer.data_sources import (
     SupportsTriggerAvailableNow,
     from_arrow_schema,
 )
-from ftlayer.errors import ConfigError, SourceError
-from ftlayer.printable import described, hides_secrets, shown_url, without_secrets
 from ftlayer.records.beside import note, valid
 from ftlayer.sinks.files import FileDataSource
 from ftlayer.sources.files.formats import FORMATS, OFFSET, PATH, VALUE, FileFormat

@@ -9,8 +9,8 @@ from typing import Any
 
 from ftlayer.checkpoint.storage.layout import is_local, last_name, normal
 from ftlayer.checkpoint.storage.remote_files import file_system_of, modified_ms
+from ftlayer.common.printable import described, raise_from, secrets_in, secrets_of, shown_url
 from ftlayer.errors import ConfigError, SourceError
-from ftlayer.printable import described, raise_from, secrets_in, secrets_of, shown_url
 from ftlayer.sources.files.pieces import FoundFile
 
 logger = logging.getLogger(__name__)

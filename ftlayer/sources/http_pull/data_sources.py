@@ -15,11 +15,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.checks import Duration, check_text, check_texts, duration_ms
 from ftlayer.clients.reconnecting import Reconnecting
-from ftlayer.data_sources import DataSourceOptions
+from ftlayer.common.checks import Duration, check_text, check_texts, duration_ms
+from ftlayer.common.printable import hides_secrets, shown_url, without_secrets
 from ftlayer.errors import ConfigError, SourceError
-from ftlayer.printable import hides_secrets, shown_url, without_secrets
+from ftlayer.functions.data_sources import DataSourceOptions
 from ftlayer.records import beside
 from ftlayer.records.beside import note
 from ftlayer.sinks.http import check_request, keep_out_of_log, retry_after_s

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.checks import Duration, check_int, check_text, check_texts, duration_ms
 from ftlayer.clients.kafka import (
     CALL_S,
     Brokers,
@@ -26,9 +25,10 @@ from ftlayer.clients.kafka import (
     reason,
 )
 from ftlayer.clients.reconnecting import MOST_S, Reconnecting
-from ftlayer.data_sources import DataSourceOptions, OptionsDataSource, from_arrow_schema
+from ftlayer.common.checks import Duration, check_int, check_text, check_texts, duration_ms
+from ftlayer.common.printable import hides_secrets
 from ftlayer.errors import ConfigError, SourceError
-from ftlayer.printable import hides_secrets
+from ftlayer.functions.data_sources import DataSourceOptions, OptionsDataSource, from_arrow_schema
 from ftlayer.records import beside
 from ftlayer.sinks.kafka.sink import REMEMBER, KafkaSink
 from ftlayer.sources.from_json import JSON_OPTIONS, with_schema

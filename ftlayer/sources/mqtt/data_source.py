@@ -12,11 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.checks import Duration, check_int, check_text, duration_ms
 from ftlayer.clients.mqtt import VERSIONS, MqttSession, ServerAwayError, address_of, mqtt_library
-from ftlayer.data_sources import DataSourceOptions
+from ftlayer.common.checks import Duration, check_int, check_text, duration_ms
+from ftlayer.common.printable import hides_secrets
 from ftlayer.errors import ConfigError
-from ftlayer.printable import hides_secrets
+from ftlayer.functions.data_sources import DataSourceOptions
 from ftlayer.records.beside import STAMP, text, texts
 from ftlayer.sinks.at_least_once import SendingWriter
 from ftlayer.sinks.mqtt import MqttSink

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, TypeVar
 import msgpack
 import pyarrow as pa
 
-from ftlayer.checks import Duration, check_choice, check_int, duration_ms
 from ftlayer.clients.nats import (
     TIMEOUT_S,
     NatsAwayError,
@@ -31,8 +30,9 @@ from ftlayer.clients.nats import (
     check_subject,
     nats_library,
 )
+from ftlayer.common.checks import Duration, check_choice, check_int, duration_ms
+from ftlayer.common.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.errors import SourceChangedError, SourceError
-from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.records import beside
 from ftlayer.sinks.nats import NatsSink
 from ftlayer.sources.data_source import QueueDataSource

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ftlayer.checks import check_text, check_texts, shown
 from ftlayer.clients.postgres import psycopg_library
+from ftlayer.common.checks import check_text, check_texts, shown
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.records import beside
 from ftlayer.sources.postgres.transactions import ChangedRow

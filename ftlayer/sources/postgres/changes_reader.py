@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import msgpack
 import pyarrow as pa
 
-from ftlayer.checks import Duration, check_int, check_text, duration_ms, shown
 from ftlayer.clients.postgres import check_dsn, connect, database_of, is_away, psycopg_library, reason
+from ftlayer.common.checks import Duration, check_int, check_text, duration_ms, shown
+from ftlayer.common.printable import hides_secrets, secrets_of
 from ftlayer.errors import ConfigError, SourceChangedError, SourceError
-from ftlayer.printable import hides_secrets, secrets_of
 from ftlayer.sources.postgres import catalog
 from ftlayer.sources.postgres.transactions import (
     EPOCH_US,

@@ -13,10 +13,10 @@ from typing import Any, Generic, TypeVar
 import msgpack
 import pyarrow as pa
 
-from ftlayer.checks import Duration, check_text, duration_ms
 from ftlayer.clients.postgres import check_dsn, connect, database_of, is_away, psycopg_library, reason
+from ftlayer.common.checks import Duration, check_text, duration_ms
+from ftlayer.common.printable import hides_secrets, secrets_of
 from ftlayer.errors import ConfigError, SourceChangedError, SourceError
-from ftlayer.printable import hides_secrets, secrets_of
 from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.sources.postgres.catalog import (
     TableDescription,

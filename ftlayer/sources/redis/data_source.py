@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ftlayer.checks import Duration, check_text, check_texts, duration_ms
 from ftlayer.clients.redis import check_redis_url, connect, is_away, redis_library
+from ftlayer.common.checks import Duration, check_text, check_texts, duration_ms
+from ftlayer.common.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.errors import ConfigError, SourceChangedError
-from ftlayer.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.records import beside
 from ftlayer.sinks.redis import RedisSink
 from ftlayer.sources.data_source import QueueDataSource

@@ -18,10 +18,10 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from ftlayer.checkpoint.storage.layout import is_local, normal
-from ftlayer.checks import Duration, check_choice, check_int, check_text, check_texts, duration_ms
+from ftlayer.common.checks import Duration, check_choice, check_int, check_text, check_texts, duration_ms
 from ftlayer.config import MIB
-from ftlayer.data_sources import DataSourceOptions
 from ftlayer.errors import ConfigError, SourceError
+from ftlayer.functions.data_sources import DataSourceOptions
 from ftlayer.records.beside import valid
 from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.sources.files.listing import as_pattern

@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.checks import (
+from ftlayer.common.checks import (
     Duration,
     check_choice,
     check_function,
@@ -32,8 +32,8 @@ from ftlayer.checks import (
     duration_ms,
 )
 from ftlayer.config import MIB
-from ftlayer.data_sources import DataSourceOptions
 from ftlayer.errors import ConfigError, SourceError, install
+from ftlayer.functions.data_sources import DataSourceOptions
 from ftlayer.records import beside
 from ftlayer.sources.data_source import QueueDataSource
 from ftlayer.topology.operators import Fetched, Member, Queue, QueueReader

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.data_sources import to_arrow_schema
 from ftlayer.errors import CodecError, QueryError, StaleIncarnationError
+from ftlayer.functions.data_sources import to_arrow_schema
 from ftlayer.records.ids import xor_fold_by_root
 from ftlayer.records.traced import KeySelector
 from ftlayer.spark.batch.sinks import BatchSink, unknown_row

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.checks import check_ran
+from ftlayer.common.checks import check_ran
+from ftlayer.common.failures import FailException, RetryLater, RowsRejected
+from ftlayer.common.printable import text_of
+from ftlayer.common.recovery import is_of_no_row, lasting
 from ftlayer.errors import ConfigError, FTLayerError, QueryError, UnsupportedError, error_for_code
-from ftlayer.failures import FailException, RetryLater, RowsRejected
 from ftlayer.functions.chains.batch_segment import ROW_TAG
 from ftlayer.functions.chains.bisect import settle
 from ftlayer.functions.failures import failure_of, this_process
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.writers import call_commit, call_write, check_writer
-from ftlayer.printable import text_of
 from ftlayer.records.failures import RowFailure
-from ftlayer.recovery import is_of_no_row, lasting
 from ftlayer.spark.stages.task import task_place
 from ftlayer.vertex.calls import Failure
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from ftlayer.checks import shown
-from ftlayer.data_sources import DataSourceStreamReader, ReadLimit, ReadMaxRows, to_arrow_schema
+from ftlayer.common.checks import shown
 from ftlayer.errors import (
     CodecError,
     MalformedRequestError,
@@ -20,6 +19,7 @@ from ftlayer.errors import (
     VertexUnavailableError,
 )
 from ftlayer.functions.conversion import to_batch
+from ftlayer.functions.data_sources import DataSourceStreamReader, ReadLimit, ReadMaxRows, to_arrow_schema
 from ftlayer.vertex import calls
 from ftlayer.vertex.client.client import VertexClient
 

@@ -20,15 +20,15 @@ from pyarrow import types
 from pyspark.sql.datasource import DataSource, InputPartition
 from pyspark.sql.types import StructType
 
-from ftlayer.data_sources import (
+from ftlayer.errors import CodecError, ConfigError
+from ftlayer.functions.conversion import cast_by_value, kind_of, raw_type
+from ftlayer.functions.data_sources import (
     DataSourceStreamReader,
     ReadLimit,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
     to_arrow_schema,
 )
-from ftlayer.errors import CodecError, ConfigError
-from ftlayer.functions.conversion import cast_by_value, kind_of, raw_type
 from ftlayer.records.ids import pack_tries
 from ftlayer.spark.stages.pages import make_marks
 from ftlayer.spark.stages.task import FT

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ftlayer.checks import check_function, check_ran
-from ftlayer.circuit import Limit
-from ftlayer.columns import check_unlike
+from ftlayer.common.checks import check_function, check_ran
+from ftlayer.common.circuit import Limit
+from ftlayer.common.columns import check_unlike
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnhashableKeyError, UnsupportedError
 from ftlayer.functions.chains.batch_segment import ROW_TAG
 from ftlayer.functions.chains.chain import Chain
@@ -159,7 +159,7 @@ def is_hashable(schema: StructType, columns: tuple[str, ...]) -> bool:
 
 def check_key(schema: StructType, columns: tuple[str, ...], what: str) -> None:
     """Raise `UnhashableKeyError` for a key whose hash would not be Spark's own."""
-    from ftlayer.data_sources import to_arrow_schema
+    from ftlayer.functions.data_sources import to_arrow_schema
     from ftlayer.records.traced import KeySelector
 
     for column in columns:

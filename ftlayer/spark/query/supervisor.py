@@ -20,15 +20,22 @@ from weakref import WeakKeyDictionary
 
 from pyspark.errors import StreamingQueryException
 
-from ftlayer.checks import Duration, UserFacing, duration_ms, wait_seconds
-from ftlayer.circuit import CircuitState, CircuitStatus
-from ftlayer.data_sources import HAS_LIMITS
+from ftlayer.common.checks import Duration, UserFacing, duration_ms, wait_seconds
+from ftlayer.common.circuit import CircuitState, CircuitStatus
+from ftlayer.common.notebook import html_table
+from ftlayer.common.printable import letters_text, shortened
+from ftlayer.common.recovery import is_programs, lasting
+from ftlayer.common.restart import (
+    RestartStrategy,
+    gave_up,
+    note_success,
+    pause_after,
+    restart_of,
+    restarts_text,
+)
 from ftlayer.dead_letters.reader import FORMAT
 from ftlayer.errors import FTLayerError, FunctionLoadError, QueryError, error_for_code
-from ftlayer.notebook import html_table
-from ftlayer.printable import letters_text, shortened
-from ftlayer.recovery import is_programs, lasting
-from ftlayer.restart import RestartStrategy, gave_up, note_success, pause_after, restart_of, restarts_text
+from ftlayer.functions.data_sources import HAS_LIMITS
 from ftlayer.spark.batch.sinks import words_of
 from ftlayer.spark.circuits import QueryCircuits
 from ftlayer.spark.query.checkpoint import Drain, LogEnds

@@ -19,23 +19,25 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 import numpy as np
 
 from ftlayer import __version__
-from ftlayer.checks import (
+from ftlayer.common.checks import (
     Unstarted,
     UserFacing,
     check_instance,
     check_text,
     shown,
 )
-from ftlayer.circuit import CircuitStatus
-from ftlayer.data_sources import HAS_LIMITS
+from ftlayer.common.circuit import CircuitStatus
+from ftlayer.common.histogram import BATCH_BOUNDS, Histogram
+from ftlayer.common.printable import shortened
+from ftlayer.common.restart import ExponentialDelay, RestartStrategy, check_strategy, restarts_text
+from ftlayer.common.telemetry.settings import tracing_of
+from ftlayer.common.telemetry.spans import EndedSpan, program_spans
 from ftlayer.errors import CheckpointMismatchError, ConfigError, QueryError, UnsupportedError
+from ftlayer.functions.data_sources import HAS_LIMITS
 from ftlayer.functions.pickling import missing_in, needing
 from ftlayer.functions.steps import FunctionStep
-from ftlayer.histogram import BATCH_BOUNDS, Histogram
 from ftlayer.jobs.local_board import local_announcer
-from ftlayer.printable import shortened
 from ftlayer.records.traced import Sampler, record_span, span_within, trace_of
-from ftlayer.restart import ExponentialDelay, RestartStrategy, check_strategy, restarts_text
 from ftlayer.spark.batch.runner import SourceOfQuery, SparkRunner
 from ftlayer.spark.batch.sinks import StoppedError, hide_stops, words_of
 from ftlayer.spark.circuits import SINK, WHOLE_QUERY, QueryCircuits, QueryGate
@@ -64,8 +66,6 @@ from ftlayer.spark.sessions import (
 )
 from ftlayer.spark.stages.run import QueryPlan
 from ftlayer.spark.stages.task import FT, plan_stages
-from ftlayer.telemetry.settings import tracing_of
-from ftlayer.telemetry.spans import EndedSpan, program_spans
 from ftlayer.topology.checks import lag_behind
 from ftlayer.vertex import calls
 

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ftlayer.common.printable import described
 from ftlayer.functions.chains.chain import ChainResult
 from ftlayer.functions.current import UNTRACKED, Tries
-from ftlayer.printable import described
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import FIRST_TRY
 from ftlayer.spark.stages.pages import U64

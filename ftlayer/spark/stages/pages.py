@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ftlayer.common.printable import described
 from ftlayer.errors import CodecError, RecomputedResultError
-from ftlayer.printable import described
 from ftlayer.records.failures import FailedRow
 
 # A carrier: the ids of a record that is handed to another query, as 20 bytes in any column or header.

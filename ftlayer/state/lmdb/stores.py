@@ -24,10 +24,10 @@ import lmdb
 
 from ftlayer.checkpoint.snapshots import Scope, StatePiece, TableInfo
 from ftlayer.checkpoint.storage.writer import PieceWriter
+from ftlayer.common.secret_files import is_private, unused
 from ftlayer.config import MIB
 from ftlayer.errors import CheckpointStorageError, SnapshotCancelledError
 from ftlayer.functions.keyed import Key
-from ftlayer.secret_files import is_private, unused
 from ftlayer.state.lmdb.copies import (
     DATA,
     FORMAT,

@@ -19,7 +19,8 @@ import numpy as np
 from ftlayer.checkpoint.migration import FIRST_VERSION, StateMigration
 from ftlayer.checkpoint.snapshots import KeyedSnapshot, StatePiece, TableInfo
 from ftlayer.checkpoint.storage.opening import SlotStorage
-from ftlayer.checks import check_named
+from ftlayer.common.checks import check_named
+from ftlayer.common.printable import described
 from ftlayer.config import MIB
 from ftlayer.errors import (
     CheckpointDamagedError,
@@ -29,7 +30,6 @@ from ftlayer.errors import (
 )
 from ftlayer.functions.keyed import Key
 from ftlayer.functions.ttl import holds_stamped, plain_name
-from ftlayer.printable import described
 from ftlayer.records.ids import I64Array
 from ftlayer.records.kernels import native
 from ftlayer.state.contract import BackendSpec

@@ -29,9 +29,9 @@ import msgpack
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.common.printable import described
 from ftlayer.errors import IncompatibleCheckpointError
 from ftlayer.functions.keyed import ATOMS
-from ftlayer.printable import described
 from ftlayer.records.ids import I64Array
 from ftlayer.records.ipc import as_stream
 from ftlayer.records.kernels import native

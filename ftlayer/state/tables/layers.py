@@ -20,11 +20,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.common.printable import described
 from ftlayer.config import MIB
 from ftlayer.errors import StateSerializationError
 from ftlayer.functions.keyed import ATOMS, NAN, Key, is_immutable, private_copy
 from ftlayer.partitioning.replay import key_groups
-from ftlayer.printable import described
 from ftlayer.records.kernels import native
 from ftlayer.records.keyhash import spark_hash
 

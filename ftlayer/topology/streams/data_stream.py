@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 import pyarrow as pa
 
 from ftlayer.checkpoint.failure_policy import OnFailure
-from ftlayer.checks import (
+from ftlayer.common.checks import (
     Duration,
     Unstarted,
     UserFacing,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import pyarrow as pa
 
-from ftlayer.checks import (
+from ftlayer.common.checks import (
     LONGEST_MS,
     Duration,
     Unstarted,

@@ -15,9 +15,9 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from ftlayer.circuit import CircuitStatus
+from ftlayer.common.circuit import CircuitStatus
+from ftlayer.common.histogram import Exemplar, Histogram
 from ftlayer.errors import ConfigError, MalformedRequestError
-from ftlayer.histogram import Exemplar, Histogram
 from ftlayer.vertex.calls.common import (
     MAX_RUN_BYTES,
     AnsweredBy,

@@ -15,9 +15,9 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.circuit import CircuitStatus
+from ftlayer.common.circuit import CircuitStatus
+from ftlayer.common.notebook import html_table
 from ftlayer.errors import MalformedRequestError
-from ftlayer.notebook import html_table
 from ftlayer.vertex.calls.common import (
     I32,
     MAX_RUN_BYTES,

@@ -21,8 +21,8 @@ import pyarrow as pa
 from pyarrow import flight
 
 from ftlayer import __version__
-from ftlayer.checks import LONGEST_MS, MOST_BYTES, check_bytes, check_int, check_text, known_options
-from ftlayer.clock import mono_ms
+from ftlayer.common.checks import LONGEST_MS, MOST_BYTES, check_bytes, check_int, check_text, known_options
+from ftlayer.common.clock import mono_ms
 from ftlayer.config import CLIENT_DEADLINE_MS, check_token
 from ftlayer.errors import (
     ConfigError,

@@ -6,7 +6,7 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.errors import StoreDamagedError
 from ftlayer.store import audit as table
 from ftlayer.store.kept import KeyValueStore, ReadTransaction, WriteTransaction

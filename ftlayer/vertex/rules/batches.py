@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ftlayer.backoff import next_attempt
-from ftlayer.clock import Now
+from ftlayer.common.backoff import next_attempt
+from ftlayer.common.clock import Now
 from ftlayer.errors import ProtocolError, StaleOwnerError, StoreDamagedError
 from ftlayer.records.failures import from_columns, to_columns
 from ftlayer.store import batches

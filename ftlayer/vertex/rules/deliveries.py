@@ -8,7 +8,7 @@ from itertools import islice
 
 import numpy as np
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.errors import ProtocolError
 from ftlayer.records.ids import random_root_ids
 from ftlayer.store import dead_index as failed

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ftlayer.backoff import next_attempt
-from ftlayer.clock import Now
+from ftlayer.common.backoff import next_attempt
+from ftlayer.common.clock import Now
 from ftlayer.records.failures import Failure
 from ftlayer.store import dead_index as failed
 from ftlayer.store.dead_index import FailedRecord, FailedTable

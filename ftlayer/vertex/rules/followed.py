@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.records.failures import Failure
 from ftlayer.records.ids import U64Array
 from ftlayer.records.traced import Sampler

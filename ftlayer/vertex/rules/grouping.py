@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import re
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.errors import StoreDamagedError
 from ftlayer.store import dead_index
 from ftlayer.store import dead_index as failed

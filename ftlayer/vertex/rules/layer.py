@@ -39,7 +39,7 @@ from dataclasses import asdict, dataclass, fields, replace
 import numpy as np
 
 from ftlayer.acker import ExactTracker
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.errors import (
     MalformedRequestError,
     ProtocolError,

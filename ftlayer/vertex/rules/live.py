@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.store.kept import WriteTransaction
 from ftlayer.store.rows import I64, U64
 from ftlayer.store.streams import Mask, Segments

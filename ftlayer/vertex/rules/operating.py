@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.errors import MalformedRequestError, ProtocolError
 from ftlayer.store import dead_index as failed
 from ftlayer.store.dead_index import FailedRecord, FailedTable

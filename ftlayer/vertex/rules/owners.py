@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.errors import ProtocolError, StaleOwnerError
 from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.store.meta import all_jobs, put_job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.errors import ProtocolError
 from ftlayer.records.ids import ids_of
 from ftlayer.store.kept import WriteTransaction, put_planned

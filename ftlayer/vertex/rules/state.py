@@ -10,9 +10,9 @@ from typing import Literal
 import numpy as np
 
 from ftlayer.acker import AckerTable, BucketRotations, ExactTracker, Roots, Tracker
-from ftlayer.checks import LONGEST_MS, check_choice, check_int
-from ftlayer.circuit import LEAST_RECORDS, CircuitBreaker, CircuitState, CircuitStatus
-from ftlayer.clock import Now
+from ftlayer.common.checks import LONGEST_MS, check_choice, check_int
+from ftlayer.common.circuit import LEAST_RECORDS, CircuitBreaker, CircuitState, CircuitStatus
+from ftlayer.common.clock import Now
 from ftlayer.errors import ProtocolError, StaleIncarnationError, StoreDamagedError
 from ftlayer.records.ids import RowRoots, ids_of, root_ids, shard_bits
 from ftlayer.records.traced import Sampler

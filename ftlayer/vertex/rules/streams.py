@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import astuple, dataclass, field, replace
 
-from ftlayer.histogram import Histogram
+from ftlayer.common.histogram import Histogram
 from ftlayer.store.kept import WriteTransaction
 from ftlayer.store.rows import I64
 from ftlayer.store.streams import StreamRecord, put_stream

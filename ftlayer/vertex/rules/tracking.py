@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from ftlayer.acker import NEVER, IdLists, Roots
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.errors import ProtocolError
 from ftlayer.records.ids import ids_of
 from ftlayer.store.kept import WriteTransaction

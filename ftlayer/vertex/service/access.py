@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ftlayer.common.printable import described
+from ftlayer.common.secret_files import read_own_secret
 from ftlayer.config import check_token
 from ftlayer.errors import ConfigError, StorePathError
-from ftlayer.printable import described
-from ftlayer.secret_files import read_own_secret
 from ftlayer.transport.address import Address, parse_address
 from ftlayer.transport.sockets import remove_left, socket_directories
 

@@ -8,6 +8,7 @@ import resource
 from pathlib import Path
 
 from ftlayer import __version__
+from ftlayer.common.printable import described
 from ftlayer.config import VertexOptions
 from ftlayer.errors import (
     ConfigError,
@@ -17,7 +18,6 @@ from ftlayer.errors import (
     StoreVersionError,
     other_format,
 )
-from ftlayer.printable import described
 from ftlayer.store.directory import check_no_others, holder_of
 from ftlayer.vertex.service.access import ACCESS_FILE, NEW_ACCESS_FILE, is_process, read_access, served_here
 

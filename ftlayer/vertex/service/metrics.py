@@ -19,8 +19,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import Exemplar, Metric
 from prometheus_client.exposition import ThreadingWSGIServer
 
+from ftlayer.common.histogram import Histogram
 from ftlayer.errors import FTLayerError, UnknownJobError, VertexUnavailableError
-from ftlayer.histogram import Histogram
 from ftlayer.transport.sockets import REQUEST_S, cannot_listen
 from ftlayer.vertex import calls
 from ftlayer.vertex.metrics import catalogue as plain

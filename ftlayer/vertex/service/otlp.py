@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 
 from ftlayer import __version__
+from ftlayer.common.telemetry.sdk import is_usable, resource_of
+from ftlayer.common.telemetry.settings import interval_s, target_of
+from ftlayer.common.telemetry.spans import CollectorNews, pushing
 from ftlayer.errors import FTLayerError
-from ftlayer.telemetry.sdk import is_usable, resource_of
-from ftlayer.telemetry.settings import interval_s, target_of
-from ftlayer.telemetry.spans import CollectorNews, pushing
 from ftlayer.vertex.metrics.catalogue import OTLP_EXPORTS, Families
 
 LAST_PUSH_S = 3.0

@@ -23,13 +23,13 @@ from pyarrow import flight
 
 from ftlayer import __version__
 from ftlayer.acker import warm_up
-from ftlayer.checks import duration_ms
+from ftlayer.common.checks import duration_ms
+from ftlayer.common.telemetry.settings import Tracing, tracing_of
+from ftlayer.common.telemetry.spans import EndedSpan, SpanError, SpanExport, open_spans
 from ftlayer.config import TCP_LISTEN, ServeOptions, VertexOptions
 from ftlayer.errors import ConfigError, FTLayerError, MalformedRequestError, VertexUnavailableError
 from ftlayer.records.traced import attempt_span, record_span, trace_of
 from ftlayer.store.lmdb_store import Durability, LmdbStore
-from ftlayer.telemetry.settings import Tracing, tracing_of
-from ftlayer.telemetry.spans import EndedSpan, SpanError, SpanExport, open_spans
 from ftlayer.transport.address import Address, parse_listen
 from ftlayer.transport.exchange import TokenServer
 from ftlayer.transport.flight_connection import (

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
 
-from ftlayer.clock import Now, system_now
+from ftlayer.common.clock import Now, system_now
+from ftlayer.common.printable import described
 from ftlayer.errors import (
     FTLayerError,
     IntakeTimeoutError,
@@ -30,7 +31,6 @@ from ftlayer.errors import (
     VertexError,
     VertexUnavailableError,
 )
-from ftlayer.printable import described
 from ftlayer.store.kept import KeyValueStore, WriteTransaction
 from ftlayer.vertex.calls import (
     Call,

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer import __version__
+from ftlayer.common.printable import described
 from ftlayer.errors import FTLayerError, MalformedRequestError, UnreadableReplyError, UnsupportedError
-from ftlayer.printable import described
 from ftlayer.records.failures import from_columns, to_columns
 from ftlayer.records.ipc import UNREADABLE, as_stream, read_one_batch
 from ftlayer.transport.codec import Codec, Codecs, list_of

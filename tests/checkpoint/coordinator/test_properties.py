@@ -52,7 +52,7 @@ from ftlayer.checkpoint.coordinator.events import (
 from ftlayer.checkpoint.coordinator.statistics import JobFacts
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, Committable, OperatorInfo, SubtaskSnapshot
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 
 SUBTASKS = (("source", 0), ("source", 1), ("sink", 0))
 SOURCES = SUBTASKS[:2]

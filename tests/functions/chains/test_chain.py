@@ -18,14 +18,14 @@ import pyarrow as pa
 import pytest
 from stage_chains import V, first_failures, ints, rows_out, run_chain, run_functions
 
+from ftlayer.common.failures import FailException
+from ftlayer.common.recovery import lasting_in_text
 from ftlayer.errors import QueryError, ResultRowError
-from ftlayer.failures import FailException
 from ftlayer.functions.chains.batch_segment import ROW_TAG
 from ftlayer.functions.chains.bisect import settle
 from ftlayer.functions.failures import MAX_REASON, MAX_TRACEBACK, failure_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches
 from ftlayer.handler.xor import NonFTXorHandler
-from ftlayer.recovery import lasting_in_text
 
 # ---------------------------------------------------------------- batch functions
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from chain_runs import KV, Enrich, Passing, Record, V, add, chain_of, failed, rows_of, run
 
+from ftlayer.common.failures import FailException
 from ftlayer.errors import UnsupportedError
-from ftlayer.failures import FailException
 from ftlayer.functions.chains.topology import MAIN, TopologyChain
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import CoProcess, Map, Process, Reduce

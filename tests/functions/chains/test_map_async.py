@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ftlayer.common.failures import PermanentFailure, RetryLater
 from ftlayer.errors import ConfigError
-from ftlayer.failures import PermanentFailure, RetryLater
 from ftlayer.functions.chains.batch_segment import segments_of
 from ftlayer.functions.chains.chain import CALLED_BYTES, CALLED_ROWS, Chain, ChainResult, rows_at_once
 from ftlayer.functions.chains.record_segment import CHUNK_ROWS

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ftlayer.failures import PermanentFailure
+from ftlayer.common.failures import PermanentFailure
 from ftlayer.functions.chains.async_segment import RateLimiter
 from ftlayer.functions.chains.chain import Chain
 from ftlayer.functions.steps import Filter, FlatMap, FunctionStep, Map, MapAsync

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ftlayer.failures import PermanentFailure
+from ftlayer.common.failures import PermanentFailure
 from ftlayer.functions.chains.topology import TopologyChain
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Process

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition, SimpleDataSourceStreamReader
 
-from ftlayer.data_sources import ReadMaxRows, SupportsTriggerAvailableNow
 from ftlayer.errors import ConfigError, FTLayerError, IncompatibleCheckpointError
+from ftlayer.functions.data_sources import ReadMaxRows, SupportsTriggerAvailableNow
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import (
     Captured,
     RangeLog,

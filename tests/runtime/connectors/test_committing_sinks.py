@@ -13,8 +13,8 @@ from pyspark.sql import Row
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 
 from ftlayer.checkpoint.snapshots import SinkPart
-from ftlayer.data_sources import DataSourceStreamArrowWriter
 from ftlayer.errors import ConfigError, JobError, UnauthorizedError
+from ftlayer.functions.data_sources import DataSourceStreamArrowWriter
 from ftlayer.runtime.connectors import committing_sink
 from ftlayer.runtime.connectors.committing_sink import CommittingWriterBody
 from ftlayer.runtime.connectors.sinks import FunctionSinkBody, open_sink

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.config import VertexOptions
-from ftlayer.data_sources import ReadAllAvailable, ReadMaxRows
 from ftlayer.errors import SourceError, StaleOwnerError, VertexUnavailableError
+from ftlayer.functions.data_sources import ReadAllAvailable, ReadMaxRows
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import SourceCheckpoints
 from ftlayer.runtime.driver.planner_rules import SubtaskDown, SubtaskUp
 from ftlayer.runtime.driver.planners import ReaderPlanner

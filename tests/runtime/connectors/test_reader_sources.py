@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from ftlayer.data_sources import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
 from ftlayer.errors import ConfigError, SourceChangedError, SourceError
+from ftlayer.functions.data_sources import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
 from ftlayer.runtime.connectors.offset_reader import offset_reader
 from ftlayer.runtime.driver.planner_rules import DrainSource
 from ftlayer.runtime.protocol.messages import SplitDone

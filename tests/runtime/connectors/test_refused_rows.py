@@ -14,10 +14,10 @@ from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from ftlayer import RowsRejected
 from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, LetterKind
 from ftlayer.checkpoint.snapshots import SinkPart, SubtaskSnapshot
-from ftlayer.data_sources import DataSourceStreamArrowWriter
+from ftlayer.common.recovery import lasting
 from ftlayer.errors import ConfigError, JobError, SinkRowError
+from ftlayer.functions.data_sources import DataSourceStreamArrowWriter
 from ftlayer.records.ipc import read_one_batch
-from ftlayer.recovery import lasting
 from ftlayer.runtime.barrier_mode.task.mode import ChainSnapshot
 from ftlayer.runtime.connectors import committing_sink
 from ftlayer.runtime.connectors.committing_sink import CommittingWriterBody

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 
-from ftlayer.data_sources import DataSourceStreamArrowWriter
+from ftlayer.common.failures import FailException, RowsRejected
 from ftlayer.errors import ConfigError
-from ftlayer.failures import FailException, RowsRejected
 from ftlayer.functions.chains import bisect
 from ftlayer.functions.chains.bisect import settle
+from ftlayer.functions.data_sources import DataSourceStreamArrowWriter
 from ftlayer.runtime.connectors.sinks import MAX_WRITERS, BatchNumbers, open_sink
 from ftlayer.runtime.task.contract import Settled, SinkBody
 from ftlayer.topology.operators import FunctionSink, Sink, WriterSink
@@ -356,7 +356,7 @@ def test_a_schema_that_spark_lacks() -> None:
 def test_a_third_partys_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     """``meta_capi`` of pyspark-data-sources posts rows to a web service: here, to a stand-in for it."""
     module = pytest.importorskip("pyspark_datasources.meta_capi")
-    from ftlayer.data_sources import from_arrow_schema
+    from ftlayer.functions.data_sources import from_arrow_schema
 
     posted: list[Any] = []
 

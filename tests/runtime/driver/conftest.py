@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from ftlayer.common.restart import ExponentialDelay, RestartStrategy
 from ftlayer.config import TopologyOptions
-from ftlayer.restart import ExponentialDelay, RestartStrategy
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerJob
 from ftlayer.runtime.driver.events import (
     Broke,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ftlayer.common.restart import NoRestart
 from ftlayer.errors import (
     JobError,
 )
-from ftlayer.restart import NoRestart
 from ftlayer.runtime.driver.events import (
     AskVertexStatus,
     Broke,

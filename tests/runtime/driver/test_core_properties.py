@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from ftlayer.common.restart import ExponentialDelay
 from ftlayer.config import TopologyOptions
-from ftlayer.restart import ExponentialDelay
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerJob
 from ftlayer.runtime.acker_mode.driver.isolation import ReplayInput
 from ftlayer.runtime.driver.events import (

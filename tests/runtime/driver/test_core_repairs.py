@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from ftlayer.common.restart import ExponentialDelay, FixedDelay
 from ftlayer.errors import (
     SlotLostError,
 )
-from ftlayer.restart import ExponentialDelay, FixedDelay
 from ftlayer.runtime.acker_mode.driver.isolation import LEFTOVERS
 from ftlayer.runtime.driver.events import (
     CancelRequested,

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from ftlayer.common.restart import FixedDelay
 from ftlayer.errors import (
     FunctionLoadError,
     JobStartError,
     SessionLostError,
     SourceRowError,
 )
-from ftlayer.restart import FixedDelay
 from ftlayer.runtime.driver.events import (
     AskSession,
     Broke,

@@ -16,9 +16,9 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pytest
 
+from ftlayer.common.restart import FixedDelay, NoRestart
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobError, SlotLostError
-from ftlayer.restart import FixedDelay, NoRestart
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver, AckerJob
 from ftlayer.runtime.driver.events import JobInstruction, RecallDone, RecallStreams
 from ftlayer.runtime.driver.job import Job

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftlayer.common.restart import FixedDelay
 from ftlayer.errors import FTLayerError
-from ftlayer.restart import FixedDelay
 from ftlayer.runtime.driver.events import Broke, Broken, JobState, SparkJobEnded
 from ftlayer.runtime.driver.job_core import KEPT, PROCESS_GONE, Incidents
 from ftlayer.runtime.driver.slot_record import SlotRecord

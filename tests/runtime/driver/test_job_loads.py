@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ftlayer.circuit import CircuitState, CircuitStatus
+from ftlayer.common.circuit import CircuitState, CircuitStatus
 from ftlayer.runtime.driver.job_status import (
     ChainStatus,
     away_of,

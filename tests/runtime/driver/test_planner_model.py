@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.runtime.acker_mode.driver.job_vertex import FloorKeeper
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import SourceCheckpoints
 from ftlayer.runtime.connectors.offset_reader import (

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import SourceCheckpoints
 from ftlayer.runtime.connectors.offset_reader import (
     SplitPosition,

@@ -19,10 +19,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
+from ftlayer.common.restart import FixedDelay
 from ftlayer.config import TopologyOptions
 from ftlayer.handler.handler import FTHandler
-from ftlayer.restart import FixedDelay
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerJob
 from ftlayer.runtime.acker_mode.driver.isolation import ReplayInput
 from ftlayer.runtime.acker_mode.slot.shell import AckerSlot, FailCall, PersistCall, TakeReplaysCall, XorCall

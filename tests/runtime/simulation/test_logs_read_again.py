@@ -21,8 +21,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql.datasource import DataSourceStreamReader
 
+from ftlayer.common.failures import FailException
 from ftlayer.errors import SourceChangedError, SourceError
-from ftlayer.failures import FailException
 from ftlayer.runtime.acker_mode.driver.job_vertex import FloorKeeper
 from ftlayer.runtime.connectors.lane import SplitProgress
 from ftlayer.runtime.connectors.offset_reader import (

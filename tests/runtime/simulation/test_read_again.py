@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftlayer.common.failures import FailException
 from ftlayer.errors import SourceChangedError
-from ftlayer.failures import FailException
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
 from ftlayer.topology.job_graph_generator import job_graph

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ftlayer.common.failures import FailException
 from ftlayer.config import FTStatus
-from ftlayer.failures import FailException
 from ftlayer.runtime.protocol.elements import Batch
 from ftlayer.runtime.task.build import JoinTask
 from ftlayer.topology.builder import GraphBuilder

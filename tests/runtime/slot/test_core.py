@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
+from ftlayer.common.histogram import LATENCY_BOUNDS
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
-from ftlayer.histogram import LATENCY_BOUNDS
 from ftlayer.runtime.acker_mode.slot.shell import CALL_ROOTS, MAX_WAIT_MS
 from ftlayer.runtime.protocol.channel_frames import ElementCodec, decode_grants, encode_grants
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, LatencyMarker, Watermark

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.runtime.connectors.sinks import open_sink

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.functions.token_bucket import BURST_MS
 from ftlayer.runtime.protocol.elements import Watermark

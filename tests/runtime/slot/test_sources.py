@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
+from ftlayer.common.restart import FixedDelay, NoRestart, RestartStrategy
 from ftlayer.errors import ConfigError, SourceError, SourceGivenUpError, SourceRowError
 from ftlayer.records import beside
-from ftlayer.restart import FixedDelay, NoRestart, RestartStrategy
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.protocol.messages import AssignSplits, ReaderRange, SourceFailed, Split, SplitDone
 from ftlayer.runtime.slot.events import RowsRead, SourceEnded

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from ftlayer import Context, ProcessFunction, current_record, partitions
 from ftlayer.checkpoint.storage.dead_letters import stored_letters
-from ftlayer.data_sources import DataSourceStreamArrowWriter
+from ftlayer.functions.data_sources import DataSourceStreamArrowWriter
 from ftlayer.records.ipc import read_one_batch
 
 NUMBERED = pa.schema([("key", pa.string()), ("partition", pa.int64()), ("number", pa.int64())])

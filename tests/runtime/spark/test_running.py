@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from ftlayer import FTLayer
+from ftlayer.common.restart import NoRestart
 from ftlayer.config import FTStatus
 from ftlayer.errors import ConfigError, JobStartError, SourceGivenUpError, StaleOwnerError
-from ftlayer.restart import NoRestart
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.environment import StreamEnvironment

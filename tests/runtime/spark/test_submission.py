@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ftlayer.common.restart import ExponentialDelay, NoRestart
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobError, JobStartError, SlotLostError
 from ftlayer.partitioning.partitioners import Forward
-from ftlayer.restart import ExponentialDelay, NoRestart
 from ftlayer.runtime.acker_mode.driver import driver_mode as suspicion
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
 from ftlayer.runtime.driver.control_server import ControlServer

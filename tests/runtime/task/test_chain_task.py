@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
+from ftlayer.common.failures import FailException
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobStartError
-from ftlayer.failures import FailException
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Filter, FlatMap, Map, Process
 from ftlayer.handler.handler import FTHandler

@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.errors import UnsupportedError
 from ftlayer.functions.current import CurrentRecord, current_record
 from ftlayer.functions.process import ProcessFunction

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.functions.steps import Map
 from ftlayer.partitioning.partitioners import Forward, Rebalance
 from ftlayer.runtime.connectors.lane import BatchLimits, OpenSplits, SplitProgress

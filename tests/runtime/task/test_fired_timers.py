@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.functions.chains.topology import MAIN
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Process, Reduce

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.checkpoint.barrier import Barrier
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.config import FTStatus
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, Watermark

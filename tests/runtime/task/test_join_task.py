@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
+from ftlayer.common.failures import FailException
 from ftlayer.errors import JobError
-from ftlayer.failures import FailException
 from ftlayer.handler.handler import FTHandler, NonFTHandler
 from ftlayer.partitioning.partitioners import Custom, HashByKey, Partitioner, Rebalance
 from ftlayer.records.traced import KeySelector

@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
+from ftlayer.common.failures import FailException
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobError
-from ftlayer.failures import FailException
 from ftlayer.functions.steps import Filter, Map
 from ftlayer.handler.handler import FTHandler
 from ftlayer.partitioning.partitioners import HashByKey, Rebalance

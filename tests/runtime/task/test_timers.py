@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import ProtocolError, TimerFailedError
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.errors import InvalidTopologyError, ProtocolError
 from ftlayer.partitioning.partitioners import Broadcast
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, LatencyMarker

@@ -14,11 +14,11 @@ from pyspark import cloudpickle
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import LongType, StructType
 
-from ftlayer.data_sources import DataSourceStreamArrowWriter
+from ftlayer.common.failures import PermanentFailure, RetryLater, RowsRejected
+from ftlayer.common.recovery import is_programs, lasting
 from ftlayer.errors import ConfigError, FTLayerError, QueryError, SinkError
-from ftlayer.failures import PermanentFailure, RetryLater, RowsRejected
 from ftlayer.functions.chains.batch_segment import ROW_TAG
-from ftlayer.recovery import is_programs, lasting
+from ftlayer.functions.data_sources import DataSourceStreamArrowWriter
 from ftlayer.spark.batch.sinks import (
     BatchFunctionSink,
     BatchSink,

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType, TimestampType
 
-from ftlayer.data_sources import ReadAllAvailable, ReadMaxRows, to_arrow_schema
 from ftlayer.errors import CodecError, ConfigError
+from ftlayer.functions.data_sources import ReadAllAvailable, ReadMaxRows, to_arrow_schema
 from ftlayer.records.ids import FIRST_TRY
 from ftlayer.spark.deliveries.source import (
     ALL,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyspark import SparkContext
 
+from ftlayer.common.restart import ExponentialDelay
 from ftlayer.errors import QueryError
-from ftlayer.restart import ExponentialDelay
 from ftlayer.spark.query.checkpoint import LogEnds
 from ftlayer.spark.query.supervisor import QuerySupervisor
 from ftlayer.vertex.calls import QueryStatus

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from ftlayer.failures import FailException
+from ftlayer.common.failures import FailException
 from ftlayer.spark.stages import run as stage_run
 
 pytestmark = pytest.mark.spark

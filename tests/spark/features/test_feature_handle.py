@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from ftlayer import TrackedQueryListener
+from ftlayer.common.restart import FixedDelay
 from ftlayer.config import FTStatus
 from ftlayer.errors import FunctionLoadError, InvalidTopologyError, QueryError
-from ftlayer.restart import FixedDelay
 from ftlayer.spark.query import writer as query_writer
 from ftlayer.spark.query.checkpoint import CheckpointDirectory
 from ftlayer.spark.query.supervisor import QuerySupervisor

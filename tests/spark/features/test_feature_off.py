@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as f
 
+from ftlayer.common.restart import NoRestart
 from ftlayer.config import FTStatus
 from ftlayer.errors import ConfigError, QueryError
 from ftlayer.monitor.sources import sources_here
-from ftlayer.restart import NoRestart
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.plan.stream_plan import plain_rows
 from ftlayer.spark.stages.task import plan_stages

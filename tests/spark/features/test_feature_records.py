@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from ftlayer.common.restart import NoRestart
 from ftlayer.errors import CodecError
-from ftlayer.restart import NoRestart
 
 pytestmark = pytest.mark.spark
 

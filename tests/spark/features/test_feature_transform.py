@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as f
 
+from ftlayer.common.restart import NoRestart
 from ftlayer.errors import QueryError
-from ftlayer.restart import NoRestart
 from ftlayer.spark.facade import FTLayer
 
 pytestmark = pytest.mark.spark

@@ -20,10 +20,10 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from ftlayer.data_sources import DataSourceStreamArrowWriter
+from ftlayer.common.failures import RowsRejected
+from ftlayer.common.restart import FixedDelay, NoRestart
 from ftlayer.errors import QueryError, SourceChangedError
-from ftlayer.failures import RowsRejected
-from ftlayer.restart import FixedDelay, NoRestart
+from ftlayer.functions.data_sources import DataSourceStreamArrowWriter
 from ftlayer.spark import sessions
 
 pytestmark = pytest.mark.spark

@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from ftlayer.common.telemetry.spans import EndedSpan
 from ftlayer.errors import QueryError, SessionLostError, UnsupportedError
 from ftlayer.records.traced import Sampler
 from ftlayer.spark.protocol import JUDGED
@@ -20,7 +21,6 @@ from ftlayer.spark.query.writer import (
     rates_of,
     title_of,
 )
-from ftlayer.telemetry.spans import EndedSpan
 from ftlayer.vertex.calls import (
     AnnounceJob,
     BatchDetails,

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stage_runs import ODD_FAILS, PASS, V, first, run, u64s, vs
 
+from ftlayer.common.failures import RetryLater
 from ftlayer.errors import CodecError
-from ftlayer.failures import RetryLater
 from ftlayer.functions.steps import FlatMap, Map
 from ftlayer.spark.stages import task as stage_task
 from ftlayer.spark.stages.pages import make_carriers, read_carriers, to_roots

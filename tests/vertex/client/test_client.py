@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from ftlayer.clock import mono_ms
+from ftlayer.common.clock import mono_ms
 from ftlayer.errors import (
     ConfigError,
     MalformedRequestError,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ftlayer.circuit import CircuitState, CircuitStatus
-from ftlayer.histogram import BATCH_BOUNDS, LATENCY_BOUNDS, Histogram
+from ftlayer.common.circuit import CircuitState, CircuitStatus
+from ftlayer.common.histogram import BATCH_BOUNDS, LATENCY_BOUNDS, Histogram
 from ftlayer.vertex.calls import (
     AnnouncedJob,
     HistogramDetails,

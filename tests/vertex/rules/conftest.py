@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.errors import StoreFullError
 from ftlayer.store import MemoryStore
 from ftlayer.vertex import calls

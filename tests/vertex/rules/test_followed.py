@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.records.traced import Sampler
 from ftlayer.store.rows import RowInfo
 from ftlayer.vertex.calls import Failure

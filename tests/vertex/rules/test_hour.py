@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.errors import UnknownJobError
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls.jobs import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.clock import Now, system_now
+from ftlayer.common.clock import Now, system_now
 from ftlayer.errors import MalformedRequestError, VertexError
 from ftlayer.store import MemoryStore
 from ftlayer.vertex import calls

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ftlayer.backoff import check_pauses
+from ftlayer.common.backoff import check_pauses
 from ftlayer.errors import ConfigError, StoreDamagedError
 from ftlayer.store import batches as stored_batches
 from ftlayer.vertex import calls

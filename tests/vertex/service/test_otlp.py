@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 
 from ftlayer import __version__
+from ftlayer.common.histogram import Histogram
+from ftlayer.common.telemetry import sdk
 from ftlayer.config import VertexOptions
 from ftlayer.errors import ConfigError, VertexUnavailableError
-from ftlayer.histogram import Histogram
-from ftlayer.telemetry import sdk
 from ftlayer.vertex.metrics import catalogue
 from ftlayer.vertex.metrics.catalogue import Families, Metric, MetricKind
 from ftlayer.vertex.service.embedded import EmbeddedVertex

@@ -22,7 +22,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ftlayer.cli.main import app
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.errors import IntakeTimeoutError, VertexUnavailableError
 from ftlayer.vertex.calls import Envelope, Ingest, OpenQuery
 from ftlayer.vertex.client.client import VertexClient

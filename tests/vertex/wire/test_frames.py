@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer import errors, failures
+from ftlayer import errors
+from ftlayer.common import failures
+from ftlayer.common.histogram import Exemplar
 from ftlayer.errors import FTLayerError, MalformedRequestError, StoreFullError, UnsupportedError
-from ftlayer.histogram import Exemplar
 from ftlayer.records.ipc import as_stream
 from ftlayer.transport.flight_connection import error_frame
 from ftlayer.vertex import calls

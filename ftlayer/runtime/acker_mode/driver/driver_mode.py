@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias, assert_never
 
-from ftlayer.circuit import CircuitState, CircuitStatus
+from ftlayer.common.circuit import CircuitState, CircuitStatus
+from ftlayer.common.restart import RestartStrategy
 from ftlayer.errors import FTLayerError, VertexError
-from ftlayer.restart import RestartStrategy
 from ftlayer.runtime.acker_mode.driver.isolation import (
     AllThrough,
     Isolation,

@@ -10,12 +10,14 @@ from typing import Protocol, assert_never, cast
 import numpy as np
 
 from ftlayer import __version__
-from ftlayer.checks import fast_dataclass
-from ftlayer.clock import Now
+from ftlayer.common.checks import fast_dataclass
+from ftlayer.common.clock import Now
+from ftlayer.common.histogram import Exemplar, Histogram
+from ftlayer.common.telemetry.settings import Tracing
+from ftlayer.common.telemetry.spans import EndedSpan, SpanError, SpanExport, open_spans
 from ftlayer.functions.failures import this_process
 from ftlayer.handler.handler import FTHandler
 from ftlayer.handler.xor import RecordIds, joined_values, origins_of
-from ftlayer.histogram import Exemplar, Histogram
 from ftlayer.records.ids import U64Array, ids_of, operator_key
 from ftlayer.records.traced import Sampler, attempt_span, record_span, span_within, trace_of
 from ftlayer.runtime.acker_mode.slot.vertex_port import OpenedStream, VertexPort
@@ -80,8 +82,6 @@ from ftlayer.runtime.task.actions import (
     TaskEvent,
 )
 from ftlayer.runtime.task.contract import RecordNotes, ReplayTask, TaskKey
-from ftlayer.telemetry.settings import Tracing
-from ftlayer.telemetry.spans import EndedSpan, SpanError, SpanExport, open_spans
 from ftlayer.vertex.calls import (
     AskRanges,
     EventIds,

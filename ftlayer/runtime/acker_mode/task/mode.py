@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
+from ftlayer.common.recovery import is_of_no_row
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobStartError, ProtocolError
 from ftlayer.functions.steps import MAIN
@@ -17,7 +18,6 @@ from ftlayer.handler.handler import Handler
 from ftlayer.handler.xor import XorHandler
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import NO_ROOTS, I64Array, U64Array, first_failed_of
-from ftlayer.recovery import is_of_no_row
 from ftlayer.runtime.acker_mode.task.range_source import RangeSourceTask
 from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
 from ftlayer.runtime.protocol.elements import EndOfStream, Idle, LatencyMarker, RecordIds, Watermark

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.errors import ProtocolError, SourceChangedError, SourceError
 from ftlayer.handler.handler import Handler
 from ftlayer.records.ids import I32Array, I64Array, U64Array

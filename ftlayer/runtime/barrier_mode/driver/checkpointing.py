@@ -54,7 +54,9 @@ from ftlayer.checkpoint.storage.layout import new_savepoint, pieces_directory
 from ftlayer.checkpoint.storage.metadata import JobResult, put_result
 from ftlayer.checkpoint.storage.opening import DriverStorage
 from ftlayer.checkpoint.storage.removing import sweep_earlier_runs
-from ftlayer.clock import system_now
+from ftlayer.common.clock import system_now
+from ftlayer.common.printable import described, shown_url
+from ftlayer.common.recovery import lasting
 from ftlayer.errors import (
     CheckpointDamagedError,
     CheckpointError,
@@ -67,8 +69,6 @@ from ftlayer.errors import (
     error_for_code,
 )
 from ftlayer.functions.failures import raise_signalled
-from ftlayer.printable import described, shown_url
-from ftlayer.recovery import lasting
 from ftlayer.runtime.barrier_mode.driver.committing import Committer, GivenUp, resealed
 from ftlayer.runtime.barrier_mode.driver.letters import JobLetters, LetterPlaces
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import ReaderCheckpoints

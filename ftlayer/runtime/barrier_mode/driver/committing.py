@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from ftlayer.checkpoint.migration import may_leave
 from ftlayer.checkpoint.snapshots import Checkpoint, Committable, SubtaskSnapshot
+from ftlayer.common.printable import described, text_of
 from ftlayer.errors import (
     CommitFailedError,
     IncompatibleCheckpointError,
@@ -18,7 +19,6 @@ from ftlayer.errors import (
 )
 from ftlayer.functions.failures import raise_signalled
 from ftlayer.functions.writers import call_commit
-from ftlayer.printable import described, text_of
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import reseal_captured
 from ftlayer.runtime.protocol.messages import reseal, unseal
 from ftlayer.topology.job_graph import JobGraph

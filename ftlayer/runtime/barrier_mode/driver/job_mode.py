@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ftlayer.checkpoint.snapshots import Restore
+from ftlayer.common.restart import FixedDelay, RestartStrategy, gave_up, note_success, pause_after, restart_of
 from ftlayer.errors import SlotLostError
-from ftlayer.restart import FixedDelay, RestartStrategy, gave_up, note_success, pause_after, restart_of
 from ftlayer.runtime.driver.events import (
     AllRunning,
     BarrierInstruction,

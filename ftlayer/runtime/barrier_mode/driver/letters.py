@@ -30,7 +30,8 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.dead_letters import LettersInMemory, StoredLetters
 from ftlayer.checkpoint.storage.layout import last_name, parent, part
-from ftlayer.clock import system_now
+from ftlayer.common.clock import system_now
+from ftlayer.common.printable import described
 from ftlayer.errors import (
     CheckpointDamagedError,
     CheckpointError,
@@ -43,7 +44,6 @@ from ftlayer.functions.conversion import schema_text
 from ftlayer.functions.failures import raise_signalled
 from ftlayer.partitioning.partitioners import OutgoingRows
 from ftlayer.partitioning.replay import HashByKeyGroup, key_groups, subtasks_of
-from ftlayer.printable import described
 from ftlayer.records.ipc import UNREADABLE, as_stream, read_one_batch
 from ftlayer.records.keyhash import spark_hash
 from ftlayer.runtime.barrier_mode.driver.outbox import (

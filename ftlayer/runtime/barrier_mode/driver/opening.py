@@ -15,7 +15,7 @@ from ftlayer.checkpoint.storage.loading import load_checkpoint, read_each
 from ftlayer.checkpoint.storage.metadata import JobResult, find_result, forget_result, remains
 from ftlayer.checkpoint.storage.opening import DriverStorage, absolute, driver_storage
 from ftlayer.checkpoint.storage.remote_files import open_files
-from ftlayer.checks import check_named
+from ftlayer.common.checks import check_named
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, ConfigError
 from ftlayer.functions.ttl import SUFFIX as TTL_SUFFIX
 from ftlayer.runtime.barrier_mode.driver.checkpointing import JobCheckpointParts

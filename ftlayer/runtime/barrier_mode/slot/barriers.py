@@ -25,7 +25,7 @@ from ftlayer.checkpoint.handlers.making import (
 )
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import SnapshotTimes
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.runtime.barrier_mode.overtaking import may_overtake
 from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel
 from ftlayer.runtime.barrier_mode.task.mode import Checkpointed, PendingSnapshot

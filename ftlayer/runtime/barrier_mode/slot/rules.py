@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.runtime.barrier_mode.slot.barriers import (
     Barriers,

@@ -23,13 +23,13 @@ from ftlayer.checkpoint.snapshots import (
 )
 from ftlayer.checkpoint.storage.opening import SlotStorage, slot_storage
 from ftlayer.checkpoint.storage.writer import PieceWriter
-from ftlayer.clock import system_now
+from ftlayer.common.clock import system_now
+from ftlayer.common.printable import described, text_of
+from ftlayer.common.recovery import is_programs, lasting
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, SnapshotCancelledError
 from ftlayer.functions.chains.firing import never
 from ftlayer.functions.failures import raise_signalled, this_process
 from ftlayer.partitioning.replay import groups_of
-from ftlayer.printable import described, text_of
-from ftlayer.recovery import is_programs, lasting
 from ftlayer.runtime.barrier_mode.slot.barriers import (
     BeginSnapshot,
     CancelSnapshot,

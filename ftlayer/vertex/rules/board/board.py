@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.errors import (
     MalformedRequestError,
     ProtocolError,

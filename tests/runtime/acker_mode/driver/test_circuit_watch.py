@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ftlayer.circuit import CircuitState, CircuitStatus
+from ftlayer.common.circuit import CircuitState, CircuitStatus
 from ftlayer.runtime.acker_mode.driver.driver_mode import ASK_MS, CircuitWatch
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job_status import JobStatus

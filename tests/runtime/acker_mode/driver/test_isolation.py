@@ -12,9 +12,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftlayer.common.restart import FixedDelay
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import SlotLostError
-from ftlayer.restart import FixedDelay
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerJob
 from ftlayer.runtime.acker_mode.driver.isolation import (
     FACTOR,

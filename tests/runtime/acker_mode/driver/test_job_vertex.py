@@ -11,10 +11,10 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pytest
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
+from ftlayer.common.restart import default_restart
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobError, ProtocolError, StaleOwnerError
-from ftlayer.restart import default_restart
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
 from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls
 from ftlayer.runtime.driver.events import JobState

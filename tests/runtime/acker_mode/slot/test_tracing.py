@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ftlayer.common.telemetry.spans import EndedSpan
 from ftlayer.handler.xor import RecordIds
 from ftlayer.records.traced import Sampler, attempt_span, record_span, trace_of
 from ftlayer.runtime.acker_mode.slot import shell as tracing
@@ -15,7 +16,6 @@ from ftlayer.runtime.acker_mode.slot.shell import AckerTracer, FailCall, Persist
 from ftlayer.runtime.protocol.elements import Batch
 from ftlayer.runtime.slot.events import RunTask
 from ftlayer.runtime.task.actions import ElementCame, Replayed, RowsPersisted, SourceOver, TimeCame
-from ftlayer.telemetry.spans import EndedSpan
 from ftlayer.topology.job_graph import Channel
 from ftlayer.vertex.calls import Failure, Persist, Records
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.functions.steps import Map

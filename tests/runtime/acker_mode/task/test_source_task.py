@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.errors import ProtocolError
 from ftlayer.functions.steps import Map
 from ftlayer.handler.handler import FTHandler

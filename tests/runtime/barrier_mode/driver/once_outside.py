@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition, WriterCommitMessage
 
-from ftlayer.clock import Now
-from ftlayer.data_sources import DataSourceStreamArrowWriter
+from ftlayer.common.clock import Now
+from ftlayer.functions.data_sources import DataSourceStreamArrowWriter
 
 ID = pa.schema([("id", pa.int64())])
 KEY = b"k" * 32

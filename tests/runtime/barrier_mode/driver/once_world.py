@@ -12,10 +12,10 @@ from once_slots import SinkSlot, SourceSlot, no_cancel
 
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskRestore, SubtaskSnapshot
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
+from ftlayer.common.restart import FixedDelay
 from ftlayer.errors import CommitFailedError, JobError
 from ftlayer.partitioning.partitioners import Rebalance
-from ftlayer.restart import FixedDelay
 from ftlayer.runtime.barrier_mode.driver.committing import Committer
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import ReaderCheckpoints, unpack_captured
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode

@@ -19,8 +19,8 @@ from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.checkpoint.snapshots import Committable, SubtaskSnapshot
+from ftlayer.common.restart import NoRestart, RestartStrategy
 from ftlayer.config import TopologyOptions
-from ftlayer.restart import NoRestart, RestartStrategy
 from ftlayer.runtime.barrier_mode.driver.opening import open_checkpoints
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_thread import JobParts, JobThread

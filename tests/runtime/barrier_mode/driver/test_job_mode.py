@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ftlayer.checkpoint.snapshots import Restore
+from ftlayer.common.restart import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CheckpointError, SlotLostError
-from ftlayer.restart import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
 from ftlayer.runtime.barrier_mode.driver.job_mode import MOST_EXCUSED, BarrierJob
 from ftlayer.runtime.driver.events import (
     AllRunning,

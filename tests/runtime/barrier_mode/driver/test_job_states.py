@@ -8,9 +8,9 @@ from types import ModuleType
 
 import pytest
 
-from ftlayer.circuit import CircuitState, CircuitStatus
+from ftlayer.common.circuit import CircuitState, CircuitStatus
+from ftlayer.common.restart import FixedDelay
 from ftlayer.errors import CheckpointError, JobStartError, StateSerializationError, UncommittableError
-from ftlayer.restart import FixedDelay
 from ftlayer.runtime.barrier_mode.driver import checkpointing as checkpoint_io
 from ftlayer.runtime.barrier_mode.driver.opening import LATEST
 from ftlayer.runtime.driver.events import JobState

@@ -21,14 +21,14 @@ from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.checkpoint.storage.dead_letters import LettersInMemory, StoredLetters, stored_letters
 from ftlayer.checkpoint.storage.files import LocalFiles
 from ftlayer.checkpoint.storage.opening import FileDriverStorage
-from ftlayer.clock import system_now
+from ftlayer.common.clock import system_now
+from ftlayer.common.restart import NoRestart
 from ftlayer.errors import CheckpointStorageError, ConfigError, StaleOwnerError
 from ftlayer.functions.steps import Map
 from ftlayer.partitioning.partitioners import Rebalance
 from ftlayer.partitioning.replay import HashByKeyGroup, key_groups, subtasks_of
 from ftlayer.records.ipc import as_stream
 from ftlayer.records.traced import KeySelector
-from ftlayer.restart import NoRestart
 from ftlayer.runtime.barrier_mode.driver import checkpointing as checkpoint_io
 from ftlayer.runtime.barrier_mode.driver import letters
 from ftlayer.runtime.barrier_mode.driver import letters as readmission

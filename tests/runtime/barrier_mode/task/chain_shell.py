@@ -21,7 +21,7 @@ from ftlayer.checkpoint.snapshots import (
     StatePiece,
     SubtaskRestore,
 )
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.functions.keyed import StateCache
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Process

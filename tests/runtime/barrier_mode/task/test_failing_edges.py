@@ -18,8 +18,8 @@ from ftlayer.checkpoint.letters import LetterKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import KeyedSnapshot, SubtaskRestore, TableInfo
 from ftlayer.checkpoint.storage.opening import slot_storage
+from ftlayer.common.failures import PermanentFailure, RetryLater
 from ftlayer.errors import IncompatibleCheckpointError
-from ftlayer.failures import PermanentFailure, RetryLater
 from ftlayer.functions.current import current_record
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Map, Process

@@ -41,8 +41,8 @@ from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import ChainLetter, LetterKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import SubtaskRestore, SubtaskSnapshot
-from ftlayer.data_sources import DataSourceStreamArrowWriter
-from ftlayer.failures import RowsRejected
+from ftlayer.common.failures import RowsRejected
+from ftlayer.functions.data_sources import DataSourceStreamArrowWriter
 from ftlayer.functions.interval_join import IntervalJoin
 from ftlayer.functions.steps import CoProcess, Process
 from ftlayer.functions.windows.function import Collected, Fixed, Window, window_function

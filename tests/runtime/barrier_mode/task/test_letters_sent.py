@@ -10,7 +10,7 @@ import pytest
 
 from ftlayer import FailurePolicy
 from ftlayer.checkpoint.barrier import Barrier
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.runtime.barrier_mode.driver.letters import target_of
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode, shown
 from ftlayer.runtime.protocol.elements import Batch

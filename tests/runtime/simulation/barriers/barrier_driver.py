@@ -24,9 +24,9 @@ from ftlayer.checkpoint.coordinator.events import (
 )
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
+from ftlayer.common.restart import FixedDelay
 from ftlayer.config import TopologyOptions
-from ftlayer.restart import FixedDelay
 from ftlayer.runtime.barrier_mode.driver.opening import open_checkpoints
 from ftlayer.runtime.barrier_mode.slot.shell import BarrierSlotFactory
 from ftlayer.runtime.driver import job_thread

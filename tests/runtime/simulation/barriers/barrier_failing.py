@@ -21,7 +21,7 @@ from barrier_topologies import COUNTED, NUMBERED, WINDOWED, Case, Extent, Passin
 
 from ftlayer.checkpoint.letters import ChainLetter, LetterKind
 from ftlayer.checkpoint.snapshots import Checkpoint
-from ftlayer.failures import PermanentFailure, RowsRejected
+from ftlayer.common.failures import PermanentFailure, RowsRejected
 from ftlayer.functions.current import current_record
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.runtime.connectors.offset_reader import partition_index, unpack_rows

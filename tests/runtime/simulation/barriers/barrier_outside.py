@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ftlayer.data_sources import DataSourceStreamArrowWriter
+from ftlayer.functions.data_sources import DataSourceStreamArrowWriter
 
 
 class MeantToFailError(RuntimeError):

@@ -16,10 +16,10 @@ from barrier_outside import Outside, Rows, Writer, by_key
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from ftlayer.checkpoint.snapshots import Checkpoint
+from ftlayer.common.restart import FixedDelay
 from ftlayer.config import FTStatus
-from ftlayer.data_sources import SupportsTriggerAvailableNow
+from ftlayer.functions.data_sources import SupportsTriggerAvailableNow
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
-from ftlayer.restart import FixedDelay
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
 from ftlayer.topology.streams.windowed_stream import tumbling

@@ -30,7 +30,7 @@ from ftlayer.checkpoint.storage.keys import storage_key
 from ftlayer.checkpoint.storage.layout import pieces_directory
 from ftlayer.checkpoint.storage.loading import all_pieces, paths_of
 from ftlayer.checkpoint.storage.opening import driver_storage
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.runtime.protocol.messages import unseal
 
 

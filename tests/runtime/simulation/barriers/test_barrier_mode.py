@@ -11,7 +11,7 @@ from draws import every_other, seeds
 
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.snapshots import Checkpoint
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.runtime.barrier_mode.slot.shell import BarrierSlotShell
 from ftlayer.runtime.barrier_mode.task.mode import ChainCheckpoints
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS

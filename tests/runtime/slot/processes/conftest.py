@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 
+from ftlayer.common.histogram import LATENCY_BOUNDS, Histogram
+from ftlayer.common.restart import RestartStrategy
+from ftlayer.common.telemetry.settings import Tracing
 from ftlayer.config import FTStatus, TopologyOptions, VertexOptions
 from ftlayer.errors import ProtocolError
-from ftlayer.histogram import LATENCY_BOUNDS, Histogram
-from ftlayer.restart import RestartStrategy
 from ftlayer.runtime.acker_mode.slot.shell import AckerSlotFactory
 from ftlayer.runtime.driver.control_server import ControlServer
 from ftlayer.runtime.protocol.elements import SlotOrder
@@ -42,7 +43,6 @@ from ftlayer.runtime.protocol.messages import (
     histograms_of,
 )
 from ftlayer.runtime.slot.mode import UntrackedSlotFactory
-from ftlayer.telemetry.settings import Tracing
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
 from ftlayer.topology.job_graph import JobGraph

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from ftlayer.common.failures import PermanentFailure
+from ftlayer.common.restart import FixedDelay
+from ftlayer.common.telemetry.settings import tracing_of
 from ftlayer.errors import StaleOwnerError
-from ftlayer.failures import PermanentFailure
-from ftlayer.restart import FixedDelay
 from ftlayer.runtime.protocol.messages import AskStack, SourceFailed, StackTaken
-from ftlayer.telemetry.settings import tracing_of
 from ftlayer.vertex.calls import Stats, StreamOptions
 
 N = 5_000

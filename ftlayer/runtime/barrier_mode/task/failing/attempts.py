@@ -13,19 +13,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.backoff import Ended, next_attempt
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, LetterKind, with_attempt
-from ftlayer.circuit import CircuitBreaker, CircuitState, CircuitStatus, Limit, together
-from ftlayer.clock import Now
-from ftlayer.failures import PermanentFailure
+from ftlayer.common.backoff import Ended, next_attempt
+from ftlayer.common.circuit import CircuitBreaker, CircuitState, CircuitStatus, Limit, together
+from ftlayer.common.clock import Now
+from ftlayer.common.failures import PermanentFailure
+from ftlayer.common.printable import described
 from ftlayer.functions.chains.firing import FIRED_AT_ONCE, DueTimers, Timer, TimerKind
 from ftlayer.functions.chains.fused import KeyColumns
 from ftlayer.functions.conversion import VALUES, concat, records_in_form, schema_text
 from ftlayer.functions.keyed import NAN, Key, MapTable
 from ftlayer.functions.undo.log import LateFailure, UndoLog, in_pieces
 from ftlayer.partitioning.replay import key_groups
-from ftlayer.printable import described
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import I64Array
 from ftlayer.records.ipc import as_message, as_stream, has_dictionaries, may_share, row_alone
@@ -511,7 +511,7 @@ class Given:
 
 
 class _Pauses(NamedTuple):
-    """`ftlayer.backoff.Retrying` of a policy, whose durations are read once."""
+    """`ftlayer.common.backoff.Retrying` of a policy, whose durations are read once."""
 
     max_attempts: int | None
     backoff_ms: tuple[int, ...]

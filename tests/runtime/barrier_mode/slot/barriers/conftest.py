@@ -15,7 +15,7 @@ import pytest
 from ftlayer.checkpoint.barrier import Alignment, Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Piece, Restore, SnapshotTimes
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.functions.steps import Map
 from ftlayer.partitioning.partitioners import Rebalance

@@ -8,7 +8,7 @@ import pytest
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
 from ftlayer.runtime.protocol.channel_frames import ElementCodec, decode_grants

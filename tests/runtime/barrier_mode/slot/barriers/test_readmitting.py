@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftlayer.checkpoint.letters import ChainLetter, LetterKind
-from ftlayer.clock import Now
+from ftlayer.common.clock import Now
 from ftlayer.runtime.barrier_mode.slot.rules import BarrierSlot
 from ftlayer.runtime.protocol.messages import Readmit
 from ftlayer.runtime.slot.events import RunTask

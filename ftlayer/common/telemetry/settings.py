@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ftlayer.common.printable import shown_url, url_parts
 from ftlayer.errors import ConfigError
-from ftlayer.printable import shown_url, url_parts
 
 INTERVAL_MS = 60_000
 """How often metrics are pushed, as OpenTelemetry has it."""

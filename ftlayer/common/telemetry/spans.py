@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ftlayer.printable import shown_url
-from ftlayer.telemetry.sdk import is_usable, resource_of
-from ftlayer.telemetry.settings import OtlpTarget, Tracing
+from ftlayer.common.printable import shown_url
+from ftlayer.common.telemetry.sdk import is_usable, resource_of
+from ftlayer.common.telemetry.settings import OtlpTarget, Tracing
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ftlayer.checks import check_int, shown
+from ftlayer.common.checks import check_int, shown
 from ftlayer.errors import ConfigError
 
 WINDOW_MS = 60_000

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 from pyspark import __version__ as spark_version
 from pyspark.sql import datasource
 
-from ftlayer.checks import MOST
+from ftlayer.common.checks import MOST
 from ftlayer.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:

@@ -7,7 +7,15 @@ from datetime import timedelta
 from random import Random
 from typing import Protocol
 
-from ftlayer.checks import Duration, check_int, check_methods, check_number, duration_ms, known_options, shown
+from ftlayer.common.checks import (
+    Duration,
+    check_int,
+    check_methods,
+    check_number,
+    duration_ms,
+    known_options,
+    shown,
+)
 from ftlayer.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ftlayer.checks import fast_dataclass
+from ftlayer.common.checks import fast_dataclass
 
 
 @fast_dataclass

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ftlayer.checks import Duration, duration_ms, shown
+from ftlayer.common.checks import Duration, duration_ms, shown
 from ftlayer.errors import ConfigError
 
 BACKOFF = ("1s", "2s", "4s", "8s", "16s", "32s", "1m")

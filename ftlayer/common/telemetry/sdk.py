@@ -7,8 +7,8 @@ import logging
 import uuid
 from typing import TYPE_CHECKING
 
+from ftlayer.common.telemetry.settings import OtlpTarget
 from ftlayer.errors import ConfigError, install
-from ftlayer.telemetry.settings import OtlpTarget
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource

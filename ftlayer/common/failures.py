@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ftlayer.checks import Duration, check_known, duration_ms, known_options, shown
+from ftlayer.common.checks import Duration, check_known, duration_ms, known_options, shown
 from ftlayer.errors import ConfigError, FTLayerError
 
 

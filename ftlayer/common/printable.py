@@ -19,7 +19,7 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from urllib.parse import SplitResult, quote, unquote, unquote_plus, urlsplit
 
-from ftlayer.checks import check_text
+from ftlayer.common.checks import check_text
 from ftlayer.errors import ConfigError, FTLayerError
 
 if TYPE_CHECKING:

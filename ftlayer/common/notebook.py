@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from ftlayer.printable import printable
+from ftlayer.common.printable import printable
 
 logger = logging.getLogger(__name__)
 

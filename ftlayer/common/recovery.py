@@ -12,7 +12,8 @@ import pickle
 import re
 from collections.abc import Iterator, Sequence
 
-from ftlayer import errors, failures
+from ftlayer import errors
+from ftlayer.common import failures
 from ftlayer.errors import (
     ConfigError,
     FTLayerError,
