@@ -13,9 +13,9 @@ from ftlayer.common.columns import check_unlike
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnhashableKeyError, UnsupportedError
 from ftlayer.functions.aggregates.table import KeyedAggregate
 from ftlayer.functions.steps import MAIN, Process, Reduce
-from ftlayer.partitioning.partitioners import Custom, Forward, HashByKey
-from ftlayer.partitioning.replay import replay_twin
 from ftlayer.records.keyhash import key_column
+from ftlayer.records.partitioning.partitioners import Custom, Forward, HashByKey
+from ftlayer.records.partitioning.replay import replay_twin
 from ftlayer.records.traced import KeySelector
 from ftlayer.topology import job_graph
 from ftlayer.topology.explain import check_iterations

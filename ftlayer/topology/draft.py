@@ -16,7 +16,7 @@ from ftlayer.config import FTStatus
 from ftlayer.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.steps import MAIN
-from ftlayer.partitioning.partitioners import Forward, Partitioner
+from ftlayer.records.partitioning.partitioners import Forward, Partitioner
 from ftlayer.topology.checks import check_columns, check_operator, check_parallelism
 from ftlayer.topology.connectors import ParseSchema, Schema
 from ftlayer.topology.explain import TAIL, circle_error, closed_twice

@@ -29,7 +29,7 @@ from ftlayer.functions.steps import (
     TwoInputStep,
 )
 from ftlayer.functions.windows.function import WindowFunction
-from ftlayer.partitioning.partitioners import (
+from ftlayer.records.partitioning.partitioners import (
     Broadcast,
     Custom,
     Forward,
@@ -39,7 +39,7 @@ from ftlayer.partitioning.partitioners import (
     Rebalance,
     Shuffle,
 )
-from ftlayer.partitioning.replay import (
+from ftlayer.records.partitioning.replay import (
     ReplayAnywhere,
     ReplayByRouting,
     ReplayEverywhere,

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.errors import CodecError, ConfigError, InvalidTopologyError, UnsupportedError
-from ftlayer.partitioning.partitioners import (
+from ftlayer.records.ids import I32Array, root_ids
+from ftlayer.records.keyhash import spark_hash
+from ftlayer.records.partitioning.partitioners import (
     ALL_CHANNELS,
     Broadcast,
     Custom,
@@ -24,9 +26,7 @@ from ftlayer.partitioning.partitioners import (
     Shuffle,
     spread,
 )
-from ftlayer.partitioning.replay import StoredRows, replay_twin
-from ftlayer.records.ids import I32Array, root_ids
-from ftlayer.records.keyhash import spark_hash
+from ftlayer.records.partitioning.replay import StoredRows, replay_twin
 from ftlayer.records.traced import KeySelector
 
 

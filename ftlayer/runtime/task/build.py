@@ -16,10 +16,10 @@ from ftlayer.functions.conversion import VALUES, concat, misfit_text, records_in
 from ftlayer.functions.current import CurrentRecord, running, worst
 from ftlayer.functions.failures import failure_of, raise_signalled
 from ftlayer.handler.handler import Handler
-from ftlayer.partitioning.partitioners import Forward
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import I64Array, U64Array
 from ftlayer.records.keyhash import key_column, spark_hash
+from ftlayer.records.partitioning.partitioners import Forward
 from ftlayer.runtime.protocol.elements import (
     MIN_TIME_MS,
     Batch,

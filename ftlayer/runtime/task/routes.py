@@ -20,7 +20,11 @@ from ftlayer.functions.conversion import schema_text
 from ftlayer.functions.failures import failure_of
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.handler.children import Children
-from ftlayer.partitioning.partitioners import (
+from ftlayer.records.failures import RowFailure
+from ftlayer.records.ids import I32Array, I64Array, U64Array
+from ftlayer.records.kernels import native
+from ftlayer.records.keyhash import key_column
+from ftlayer.records.partitioning.partitioners import (
     REFUSED,
     Broadcast,
     Custom,
@@ -29,17 +33,13 @@ from ftlayer.partitioning.partitioners import (
     Partitioner,
     Shuffle,
 )
-from ftlayer.partitioning.replay import (
+from ftlayer.records.partitioning.replay import (
     ReplayAnywhere,
     ReplayEverywhere,
     ReplayPartitioner,
     StoredRows,
     replay_twin,
 )
-from ftlayer.records.failures import RowFailure
-from ftlayer.records.ids import I32Array, I64Array, U64Array
-from ftlayer.records.kernels import native
-from ftlayer.records.keyhash import key_column
 from ftlayer.runtime.protocol.elements import Batch
 from ftlayer.runtime.task.actions import Send
 from ftlayer.runtime.task.contract import BoolArray

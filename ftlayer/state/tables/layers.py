@@ -24,9 +24,9 @@ from ftlayer.common.printable import described
 from ftlayer.config import MIB
 from ftlayer.errors import StateSerializationError
 from ftlayer.functions.keyed import ATOMS, NAN, Key, is_immutable, private_copy
-from ftlayer.partitioning.replay import key_groups
 from ftlayer.records.kernels import native
 from ftlayer.records.keyhash import spark_hash
+from ftlayer.records.partitioning.replay import key_groups
 
 # How many bytes of memory keys and values take up, as `sys.getsizeof` has it for each object that they consist of.
 #

@@ -29,7 +29,7 @@ from ftlayer.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.retry_rules import FailureOptions, RetryRules, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Process, result_schema
-from ftlayer.partitioning.partitioners import (
+from ftlayer.records.partitioning.partitioners import (
     Broadcast,
     Custom,
     Forward,

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from ftlayer.errors import CodecError, ConfigError
 from ftlayer.functions.steps import Map
 from ftlayer.handler.handler import FTHandler, Handler, NonFTHandler
-from ftlayer.partitioning.partitioners import (
+from ftlayer.records.ids import random_root_ids
+from ftlayer.records.partitioning.partitioners import (
     Broadcast,
     Custom,
     Forward,
@@ -25,7 +26,6 @@ from ftlayer.partitioning.partitioners import (
     Rebalance,
     Shuffle,
 )
-from ftlayer.records.ids import random_root_ids
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, RecordIds, Watermark
 from ftlayer.runtime.task.actions import Send

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ftlayer.functions.steps import Map
 from ftlayer.handler.handler import FTHandler
 from ftlayer.handler.xor import Events
-from ftlayer.partitioning.partitioners import (
+from ftlayer.records.partitioning.partitioners import (
     Broadcast,
     Custom,
     Forward,

@@ -13,7 +13,7 @@ from ftlayer.common.clock import Now
 from ftlayer.common.failures import FailException
 from ftlayer.errors import JobError
 from ftlayer.handler.handler import FTHandler, NonFTHandler
-from ftlayer.partitioning.partitioners import Custom, HashByKey, Partitioner, Rebalance
+from ftlayer.records.partitioning.partitioners import Custom, HashByKey, Partitioner, Rebalance
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, RecordIds, Watermark
 from ftlayer.runtime.task import build as join

@@ -16,7 +16,7 @@ from ftlayer.errors import ProtocolError, TimerFailedError
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.steps import CoProcess, Map, Process
 from ftlayer.handler.handler import FTHandler
-from ftlayer.partitioning.partitioners import HashByKey, Rebalance
+from ftlayer.records.partitioning.partitioners import HashByKey, Rebalance
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, RecordIds, Watermark

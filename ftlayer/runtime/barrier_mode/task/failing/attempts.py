@@ -25,11 +25,11 @@ from ftlayer.functions.chains.fused import KeyColumns
 from ftlayer.functions.conversion import VALUES, concat, records_in_form, schema_text
 from ftlayer.functions.keyed import NAN, Key, MapTable
 from ftlayer.functions.undo.log import LateFailure, UndoLog, in_pieces
-from ftlayer.partitioning.replay import key_groups
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import I64Array
 from ftlayer.records.ipc import as_message, as_stream, has_dictionaries, may_share, row_alone
 from ftlayer.records.keyhash import spark_hash
+from ftlayer.records.partitioning.replay import key_groups
 from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.contract import Suspects
 from ftlayer.runtime.task.pipeline import ChannelOutlet, Fired, OperatorChain, Routed

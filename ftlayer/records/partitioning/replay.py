@@ -14,9 +14,9 @@ import numpy as np
 
 from ftlayer.common.checks import fast_dataclass
 from ftlayer.errors import CodecError, ConfigError, UnsupportedError
-from ftlayer.partitioning import partitioners
 from ftlayer.records.ids import I32Array, U64Array
 from ftlayer.records.keyhash import partition_of
+from ftlayer.records.partitioning import partitioners
 from ftlayer.records.traced import KeySelector
 
 # Key groups: the unit in which keyed state moves when the parallelism changes, as Flink defines them.
@@ -86,7 +86,7 @@ class ReplayPartitioner(Protocol):
     """Decides which channels receive records that are sent again."""
 
     def select(self, rows: StoredRows, channels: int) -> I32Array:
-        """Return a selection: int32[n], see `ftlayer.partitioning.partitioners`.
+        """Return a selection: int32[n], see `ftlayer.records.partitioning.partitioners`.
 
         Raises ConfigError if there is no channel, CodecError if the routing values it needs were not stored.
         """

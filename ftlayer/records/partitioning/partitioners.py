@@ -1,7 +1,7 @@
 """Partitioners: which channel of an output edge receives each record.
 
 All of them are frozen values without state, so a re-executed task selects what it selected before, and one
-partitioner serves every subtask. The replay twin of each is in `ftlayer.partitioning.replay`.
+partitioner serves every subtask. The replay twin of each is in `ftlayer.records.partitioning.replay`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Partitioner(Protocol):
     """Decides which channels receive the rows that leave a subtask."""
 
     def select(self, rows: OutgoingRows, channels: int) -> I32Array:
-        """Return a selection: int32[n], see `ftlayer.partitioning.partitioners`.
+        """Return a selection: int32[n], see `ftlayer.records.partitioning.partitioners`.
 
         Raises ConfigError if there is no channel, and what each partitioner says of its own.
         """
