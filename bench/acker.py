@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.harness import Target, cpu_seconds, note, quiet_median
-from ftlayer.acker import AckerTable, warm_up
+from ftlayer.vertex.acker import AckerTable, warm_up
 
 TARGETS = {
     "xor_per_s_10k": Target(at_least=150e6, unit="XOR/s"),

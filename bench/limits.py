@@ -24,8 +24,8 @@ import pyarrow as pa
 from pyarrow import flight
 
 from bench.peers import flight_echo
-from ftlayer.store.directory import DATA_FILE
-from ftlayer.store.lmdb_store import read_meta
+from ftlayer.vertex.store.directory import DATA_FILE
+from ftlayer.vertex.store.lmdb_store import read_meta
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bench.harness import Target, quiet_median, scratch, seconds
-from ftlayer.store import LmdbStore
+from ftlayer.vertex.store import LmdbStore
 
 TARGETS = {
     "vs_raw_fdatasync": Target(at_least=0.75, unit="times"),

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ftlayer.common.clock import Now
-from ftlayer.store import MemoryStore
 from ftlayer.vertex.calls import (
     Announced,
     AnnouncedJob,
@@ -19,6 +18,7 @@ from ftlayer.vertex.calls import (
     OrderRecord,
 )
 from ftlayer.vertex.rules.board import Board
+from ftlayer.vertex.store import MemoryStore
 
 
 class BoardShell:

@@ -13,7 +13,6 @@ from pathlib import Path
 import numba
 import pytest
 
-from ftlayer.acker.compiler import _warn_about_the_cache, kernel
 from ftlayer.checkpoint.storage.files import LocalFiles
 from ftlayer.checkpoint.storage.opening import LOCK, LocalCopies
 from ftlayer.common.secret_files import read_own_secret
@@ -22,6 +21,7 @@ from ftlayer.runtime.slot.black_box import FORGOTTEN_S, BlackBox, box_directory,
 from ftlayer.sources.tail.data_source import ROTATED, LocalDisk
 from ftlayer.state.lmdb.stores import LocalDirectory
 from ftlayer.transport.sockets import SocketDirectory, socket_directories
+from ftlayer.vertex.acker.compiler import _warn_about_the_cache, kernel
 
 NOBODY = 65_534
 AGO = 2 * FORGOTTEN_S

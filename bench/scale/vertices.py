@@ -14,7 +14,6 @@ from bench.scale.lab import MIB, Footprint, footprint
 from ftlayer.common.clock import system_now
 from ftlayer.config import VertexOptions
 from ftlayer.records.ids import random_root_ids
-from ftlayer.store import LmdbStore
 from ftlayer.vertex.calls import (
     ListRecords,
     OpenStream,
@@ -29,6 +28,7 @@ from ftlayer.vertex.client.client import VertexClient
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.state import LayerOptions
 from ftlayer.vertex.service.embedded import EmbeddedVertex
+from ftlayer.vertex.store import LmdbStore
 
 STREAM = "scale/source"
 FAR_MS = 360_000_000

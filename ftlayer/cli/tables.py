@@ -18,8 +18,8 @@ from ftlayer.common.printable import printable
 from ftlayer.monitor.facts import Facts, letter_group_facts, record_facts
 from ftlayer.monitor.names import JobNames, VertexView
 from ftlayer.records.ids import Explanation
-from ftlayer.store.kept import TABLES
 from ftlayer.vertex.calls import RecordInfo
+from ftlayer.vertex.store.kept import TABLES
 
 MIB = 1 << 20
 

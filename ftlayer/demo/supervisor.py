@@ -27,7 +27,7 @@ from ftlayer.demo.driver import (
     from_line,
 )
 from ftlayer.errors import QueryError
-from ftlayer.store.directory import holder_of
+from ftlayer.vertex.store.directory import holder_of
 
 POLL_S = 0.02
 SILENCE_S = 180.0

@@ -33,8 +33,6 @@ from ftlayer.errors import (
     UnsupportedError,
 )
 from ftlayer.jobs.announcer import JobAnnouncer, Telling
-from ftlayer.store.kept import WriteTransaction
-from ftlayer.store.memory import MemoryStore
 from ftlayer.transport.exchange import TokenServer
 from ftlayer.transport.flight_connection import flight_error
 from ftlayer.transport.sockets import SocketDirectory
@@ -45,6 +43,8 @@ from ftlayer.vertex.rules.board import Board
 from ftlayer.vertex.service.access import FOUND_ACCESS_FILE, AccessFile, write_access
 from ftlayer.vertex.service.metrics import Metrics, board_families
 from ftlayer.vertex.service.otlp import OtlpMetrics
+from ftlayer.vertex.store.kept import WriteTransaction
+from ftlayer.vertex.store.memory import MemoryStore
 from ftlayer.vertex.wire.frames import decode_call, encode_health, encode_reply
 
 logger = logging.getLogger(__name__)

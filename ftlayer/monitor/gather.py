@@ -43,11 +43,11 @@ from ftlayer.monitor.plans import DEAD, WAITING, check_way_back
 from ftlayer.monitor.sources import VertexSource, short_name
 from ftlayer.records.ipc import as_stream
 from ftlayer.records.sought import says
-from ftlayer.store import LmdbStore
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules.board import Board
 from ftlayer.vertex.rules.grouping import kind_of
 from ftlayer.vertex.rules.operating import as_stored
+from ftlayer.vertex.store import LmdbStore
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ftlayer.acker import AckerTable, ExactTracker, Tracker
+from ftlayer.vertex.acker import AckerTable, ExactTracker, Tracker
 
 
 @pytest.fixture(params=[AckerTable, ExactTracker])

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ftlayer.acker import AckerTable, ExactTracker, Roots
 from ftlayer.records.ids import RootRange
+from ftlayer.vertex.acker import AckerTable, ExactTracker, Roots
 
 ROOTS = [*range(1, 40), *(n << 58 for n in range(1, 8)), *(2**64 - n for n in range(1, 8))]
 LONGEST = 20

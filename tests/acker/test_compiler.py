@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.acker import compiler
+from ftlayer.vertex.acker import compiler
 
 
 def test_without_a_place_for_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:

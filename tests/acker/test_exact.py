@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ftlayer.acker import AckerTable, ExactTracker, IdLists, fold_ids
 from ftlayer.errors import ConfigError
 from ftlayer.records.ids import OwedId
+from ftlayer.vertex.acker import AckerTable, ExactTracker, IdLists, fold_ids
 
 U64 = Callable[..., np.ndarray]
 

@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from ftlayer.acker import kernels, rotating_map
-from ftlayer.acker.rotating_map import RotatingHashMap
+from ftlayer.vertex.acker import kernels, rotating_map
+from ftlayer.vertex.acker.rotating_map import RotatingHashMap
 
 STAMP = np.uint16(1)
 
@@ -165,7 +165,7 @@ def test_a_low_address_space_limit_is_lived_with_or_named() -> None:
     script = (
         "import resource, sys\n"
         "from ftlayer.errors import MachineError\n"
-        "from ftlayer.acker.rotating_map import RotatingHashMap\n"
+        "from ftlayer.vertex.acker.rotating_map import RotatingHashMap\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * 4096\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), resource.RLIM_INFINITY))\n"
         "table = RotatingHashMap()\n"

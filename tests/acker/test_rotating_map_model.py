@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ftlayer.acker import BucketRotation, RotatingHashMap
-from ftlayer.acker.rotating_map import as_stamp, as_u64, no_zeros
 from ftlayer.errors import ConfigError
+from ftlayer.vertex.acker import BucketRotation, RotatingHashMap
+from ftlayer.vertex.acker.rotating_map import as_stamp, as_u64, no_zeros
 
 # Few keys, so that they meet again; some collide in their low bits, some in their high bits.
 KEYS = st.sampled_from([*range(1, 30), *(n << 56 for n in range(1, 15)), *(2**64 - n for n in range(1, 15))])

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.acker import BucketRotation
 from ftlayer.errors import ConfigError
+from ftlayer.vertex.acker import BucketRotation
 
 STEPS = st.lists(
     st.tuples(st.integers(-20, 60) | st.integers(0, 5000), st.sampled_from(["advance", "stamp", "both"])),

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.acker import (
+from ftlayer.errors import ConfigError
+from ftlayer.vertex.acker import (
     AckerTable,
     BucketRotation,
     ExactTracker,
@@ -21,7 +22,6 @@ from ftlayer.acker import (
     kernels,
     warm_up,
 )
-from ftlayer.errors import ConfigError
 
 U64 = Callable[..., np.ndarray]
 

@@ -9,7 +9,7 @@ import pytest
 
 from bench import limits
 from bench.limits import Limits, StoreWrites
-from ftlayer.store import LmdbStore
+from ftlayer.vertex.store import LmdbStore
 
 
 def test_slices_are_before_and_behind_every_run_and_are_shared(

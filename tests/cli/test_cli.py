@@ -341,7 +341,7 @@ def test_inspect_works_beside_a_live_vertex_and_after_it(served: Served) -> None
 
 def test_inspect_numbers_keys_by_shard(tmp_path: Path) -> None:
     from ftlayer.cli.offline import inspect_vertex, stored_records
-    from ftlayer.store.lmdb_store import LmdbStore
+    from ftlayer.vertex.store.lmdb_store import LmdbStore
 
     for shard in range(2):
         LmdbStore.open(tmp_path / f"shard-{shard:03}", max_store_bytes=1 << 24).close()

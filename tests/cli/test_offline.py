@@ -11,8 +11,8 @@ import pytest
 
 from ftlayer.cli.offline import TableReport, inspect_store
 from ftlayer.errors import StoreError, StorePathError
-from ftlayer.store import LmdbStore
-from ftlayer.store.lmdb_store import FORMAT_VERSION
+from ftlayer.vertex.store import LmdbStore
+from ftlayer.vertex.store.lmdb_store import FORMAT_VERSION
 
 INSPECT = """
 import sys

@@ -22,7 +22,6 @@ from ftlayer.console.serve import create_app
 from ftlayer.errors import FTLayerError, VertexUnavailableError
 from ftlayer.monitor.gather import Gatherer
 from ftlayer.monitor.sources import VertexSource
-from ftlayer.store import MemoryStore
 from ftlayer.vertex.calls import (
     AnnounceJob,
     BatchDetails,
@@ -52,6 +51,7 @@ from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.state import LayerOptions
 from ftlayer.vertex.service.shard import ShardParts
 from ftlayer.vertex.service.vertex import Vertex
+from ftlayer.vertex.store import MemoryStore
 
 ORIGIN = "http://localhost"
 TOKENS = {"operator": "operator-token-of-this-test", "reader": "reader-token-of-this-test"}

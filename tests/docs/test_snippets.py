@@ -44,7 +44,6 @@ from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.query.supervisor import TrackedQuery
 from ftlayer.spark.query.writer import TrackedWriter
 from ftlayer.spark.tracked import TrackedStream
-from ftlayer.store.memory import MemoryStore
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.explain import explain, to_mermaid
 from ftlayer.topology.job_graph_generator import job_graph
@@ -64,6 +63,7 @@ from ftlayer.vertex.metrics import catalogue
 from ftlayer.vertex.metrics.catalogue import Metric, MetricKind
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.state import LayerOptions
+from ftlayer.vertex.store.memory import MemoryStore
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -31,14 +31,14 @@ from ftlayer.sources.files.pieces import FilePieces
 from ftlayer.sources.logs import LogRange
 from ftlayer.spark.query import checkpoint as mark
 from ftlayer.state.snapshots import serializer
-from ftlayer.store import batches, rows
-from ftlayer.store import dead_index as failed
-from ftlayer.store import lmdb_store as lmdb_environment
 from ftlayer.vertex.calls import Attempt, JobDetails
 from ftlayer.vertex.rules import dedupe
 from ftlayer.vertex.rules import source_ranges as ranges
 from ftlayer.vertex.rules.board import board as entries
 from ftlayer.vertex.service import directory
+from ftlayer.vertex.store import batches, rows
+from ftlayer.vertex.store import dead_index as failed
+from ftlayer.vertex.store import lmdb_store as lmdb_environment
 
 SHAPES = Path(__file__).with_name("shapes.txt")
 PAGE = Path(__file__).parents[2] / "docs" / "project" / "versions.md"

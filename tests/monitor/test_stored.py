@@ -18,9 +18,9 @@ from ftlayer.monitor.gather import SILENT_MS, Gatherer, StoredReports
 from ftlayer.monitor.health import Health, job_health, vertex_health
 from ftlayer.monitor.names import state_of
 from ftlayer.monitor.sources import VertexSource
-from ftlayer.store import LmdbStore
 from ftlayer.vertex.calls import AnnounceJob, AskJob, JobDetails, JobList, JobOrder, OrderAction, Reply
 from ftlayer.vertex.rules.board import Board
+from ftlayer.vertex.store import LmdbStore
 
 GONE_PID = (1 << 22) + 17
 """No process has it: the system's largest is 2^22."""

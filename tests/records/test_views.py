@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.records.ipc import UNREADABLE, read_one_batch
-from ftlayer.store.rows import take_rows
+from ftlayer.vertex.store.rows import take_rows
 
 ROWS = 2_000
 MIB = 1 << 20

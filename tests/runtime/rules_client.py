@@ -8,10 +8,10 @@ from typing import Any
 
 from ftlayer.common.clock import Now, system_now
 from ftlayer.errors import VertexUnavailableError
-from ftlayer.store import MemoryStore
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.state import LayerOptions
+from ftlayer.vertex.store import MemoryStore
 
 
 class RulesClient:

@@ -22,11 +22,11 @@ from ftlayer.functions.data_sources import from_arrow_schema
 from ftlayer.records.ids import tries_or_first
 from ftlayer.spark.stages.pages import PageHead, ipc_to_rows, make_marks, roots_of
 from ftlayer.spark.stages.task import FT, RootGiver
-from ftlayer.store import MemoryStore
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import Envelope
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.state import LayerOptions
+from ftlayer.vertex.store import MemoryStore
 
 FT_TYPE = pa.struct([("root", pa.int64())])
 GIVER = RootGiver("q", "run", "files", 0, 0, 1)

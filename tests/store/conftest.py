@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ftlayer.store import KeyValueStore, LmdbStore, MemoryStore
+from ftlayer.vertex.store import KeyValueStore, LmdbStore, MemoryStore
 
 StoreFactory = Callable[[int], KeyValueStore]
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlayer.errors import StoreError, StoreFullError
-from ftlayer.store import TABLES, KeyValueStore
+from ftlayer.vertex.store import TABLES, KeyValueStore
 
 LARGE = bytes(range(256)) * 80  # more than one page of LMDB
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.store import MemoryStore
-from ftlayer.store.dead_index import FailedTable, counts, key_of, last_ms
+from ftlayer.vertex.store import MemoryStore
+from ftlayer.vertex.store.dead_index import FailedTable, counts, key_of, last_ms
 
 keys = st.builds(
     key_of, st.sampled_from([1, 2, 3, 255, 256, 70_000]), st.integers(0, 1 << 63), st.integers(0, 1 << 63)

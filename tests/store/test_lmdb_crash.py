@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ftlayer.errors import StoreError
-from ftlayer.store import LmdbStore
-from ftlayer.store.lmdb_store import check_file
+from ftlayer.vertex.store import LmdbStore
+from ftlayer.vertex.store.lmdb_store import check_file
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -20,7 +20,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 # before it to ``dead`` in pieces, and notes its number in ``meta``; then it is acknowledged on stdout.
 WRITER = """
 import sys
-from ftlayer.store import LmdbStore
+from ftlayer.vertex.store import LmdbStore
 durability = sys.argv[2] if sys.argv[2].isalpha() else int(sys.argv[2])
 store = LmdbStore.open(sys.argv[1], max_store_bytes=64 << 20, durability=durability)
 with store.read() as transaction:

@@ -24,8 +24,8 @@ from ftlayer.errors import (
     StorePathError,
     StoreVersionError,
 )
-from ftlayer.store import LmdbStore
-from ftlayer.store.lmdb_store import FORMAT_VERSION, check_file, read_meta
+from ftlayer.vertex.store import LmdbStore
+from ftlayer.vertex.store.lmdb_store import FORMAT_VERSION, check_file, read_meta
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 SIZE = 16 << 20
@@ -134,7 +134,7 @@ def test_a_directory_that_cannot_be_written_is_named(path: Path, start_python: S
         """
         import os, sys
         sys.path[:0] = sys.argv[2].split(os.pathsep)
-        from ftlayer.store import LmdbStore
+        from ftlayer.vertex.store import LmdbStore
         from ftlayer.errors import StorePathError
         if os.geteuid() == 0:  # root may write anywhere: become nobody
             directory = os.open(sys.argv[1], os.O_RDONLY)
@@ -160,7 +160,7 @@ def test_a_store_that_is_held_names_the_holder(path: Path, start_python: Start) 
     child = start_python(
         """
         import sys
-        from ftlayer.store import LmdbStore
+        from ftlayer.vertex.store import LmdbStore
         store = LmdbStore.open(sys.argv[1], max_store_bytes=16 << 20)
         print("open", flush=True)
         sys.stdin.read()
@@ -279,7 +279,7 @@ def test_no_damage_goes_unnoticed_or_crashes(path: Path, start_python: Start) ->
         import random, sys
         from pathlib import Path
         from ftlayer.errors import StoreDamagedError
-        from ftlayer.store import LmdbStore
+        from ftlayer.vertex.store import LmdbStore
         path, page = Path(sys.argv[1]), int(sys.argv[2])
         good = (path / "data.mdb").read_bytes()
 
@@ -336,7 +336,7 @@ def test_an_address_space_limit_is_named(path: Path, start_python: Start) -> Non
         """
         import resource, sys
         from ftlayer.errors import MachineError
-        from ftlayer.store import LmdbStore
+        from ftlayer.vertex.store import LmdbStore
         in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (in_use + (512 << 20),) * 2)
         try:
@@ -355,7 +355,7 @@ def test_an_address_space_limit_is_named(path: Path, start_python: Start) -> Non
 FILL_DISK = """
 import os, resource, sys
 from ftlayer.errors import StoreFullError
-from ftlayer.store import LmdbStore
+from ftlayer.vertex.store import LmdbStore
 path, limit = sys.argv[1], int(sys.argv[2])
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from ftlayer.errors import StoreFullError
-from ftlayer.store import INTAKE_SHARE, LmdbStore
+from ftlayer.vertex.store import INTAKE_SHARE, LmdbStore
 
 ROWS = 8_192
 ROW_BYTES = 100
-SAFE_DELETES = 8  # of a store of 8 MiB: see ftlayer/store/lmdb_store.py
+SAFE_DELETES = 8  # of a store of 8 MiB: see ftlayer/vertex/store/lmdb_store.py
 
 
 def key(number: int) -> bytes:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ftlayer.errors import StoreDamagedError
-from ftlayer.store.rows import decode_info, encode_info, first_attempts
+from ftlayer.vertex.store.rows import decode_info, encode_info, first_attempts
 
 LAST = 2**64 - 1
 

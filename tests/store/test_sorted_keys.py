@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.store import memory as sorted_keys
-from ftlayer.store.memory import SortedKeys
+from ftlayer.vertex.store import memory as sorted_keys
+from ftlayer.vertex.store.memory import SortedKeys
 
 keys = st.binary(max_size=2)
 

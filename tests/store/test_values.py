@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.store.lmdb_transaction import Inline, Reference, checksum, decode, encode_inline
+from ftlayer.vertex.store.lmdb_transaction import Inline, Reference, checksum, decode, encode_inline
 
 
 @given(

@@ -16,7 +16,6 @@ import pytest
 
 from ftlayer.config import MIB, VertexOptions
 from ftlayer.errors import StoreError
-from ftlayer.store.memory import MemoryStore
 from ftlayer.transport.address import Address
 from ftlayer.transport.tls import Certificate
 from ftlayer.vertex.calls import OpenStream, Persist, StreamOptions, Xor
@@ -27,6 +26,7 @@ from ftlayer.vertex.service.embedded import EmbeddedVertex
 from ftlayer.vertex.service.serve import VertexServer, open_vertex
 from ftlayer.vertex.service.shard import ShardParts
 from ftlayer.vertex.service.vertex import Vertex
+from ftlayer.vertex.store.memory import MemoryStore
 
 STREAM = "job/source"
 DEADLINE_MS = 20_000

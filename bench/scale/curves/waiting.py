@@ -12,10 +12,10 @@ from bench.scale.curve import Curve, Point, ends
 from bench.scale.lab import Lab
 from bench.scale.vertices import FAR_MS, OPTIONS, STREAM, core_over, rows_of, start_figures
 from ftlayer.common.clock import system_now
-from ftlayer.store import dead_index as failed
-from ftlayer.store.dead_index import FailedRecord, FailedTable
-from ftlayer.store.rows import Payloads, StoredAttempt
 from ftlayer.vertex.calls import OpenStream
+from ftlayer.vertex.store import dead_index as failed
+from ftlayer.vertex.store.dead_index import FailedRecord, FailedTable
+from ftlayer.vertex.store.rows import Payloads, StoredAttempt
 
 WAITING = (1_000, 10_000, 100_000, 1_000_000, 5_000_000)
 AT_ONCE = 50_000

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 
 from ftlayer.common.clock import Now
 from ftlayer.errors import StoreDamagedError
-from ftlayer.store import audit as table
-from ftlayer.store.kept import KeyValueStore, ReadTransaction, WriteTransaction
 from ftlayer.vertex.calls import AuditEntry, AuditPage, ListAudit
 from ftlayer.vertex.calls.jobs import Hour, JobDetails
 from ftlayer.vertex.rules.state import ShardState
+from ftlayer.vertex.store import audit as table
+from ftlayer.vertex.store.kept import KeyValueStore, ReadTransaction, WriteTransaction
 
 # The last hour in figures: a point every ten seconds, of the vertex itself and of each job that is announced.
 #

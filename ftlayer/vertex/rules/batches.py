@@ -21,12 +21,6 @@ from ftlayer.common.backoff import next_attempt
 from ftlayer.common.clock import Now
 from ftlayer.errors import ProtocolError, StaleOwnerError, StoreDamagedError
 from ftlayer.records.failures import from_columns, to_columns
-from ftlayer.store import batches
-from ftlayer.store.batches import BatchHead, BatchPart, StoredEmit
-from ftlayer.store.kept import ReadTransaction, WriteTransaction
-from ftlayer.store.meta import QueryRecord, get_query, put_query
-from ftlayer.store.rows import I64, U64, StoredBatch, first_attempts, pack, take_rows
-from ftlayer.store.streams import SegmentKind, delete_entry, get_bounds, log_entries, put_bounds
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules.deliveries import Deliveries
 from ftlayer.vertex.rules.failing import Failing
@@ -34,6 +28,12 @@ from ftlayer.vertex.rules.retry import MAX_OPERATOR, MAX_PLACE, MAX_REASON, MAX_
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
 from ftlayer.vertex.rules.tracking import Tracking
+from ftlayer.vertex.store import batches
+from ftlayer.vertex.store.batches import BatchHead, BatchPart, StoredEmit
+from ftlayer.vertex.store.kept import ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.meta import QueryRecord, get_query, put_query
+from ftlayer.vertex.store.rows import I64, U64, StoredBatch, first_attempts, pack, take_rows
+from ftlayer.vertex.store.streams import SegmentKind, delete_entry, get_bounds, log_entries, put_bounds
 
 
 class SealWriter:

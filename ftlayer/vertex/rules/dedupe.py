@@ -23,9 +23,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ftlayer.errors import ProtocolError, StoreDamagedError
-from ftlayer.store.kept import ReadTransaction, WriteTransaction
-from ftlayer.store.meta import all_replies, delete_reply, put_reply
 from ftlayer.vertex import calls
+from ftlayer.vertex.store.kept import ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.meta import all_replies, delete_reply, put_reply
 
 REPLIES = 256
 GAPS = 256

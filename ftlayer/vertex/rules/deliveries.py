@@ -11,11 +11,15 @@ import numpy as np
 from ftlayer.common.clock import Now
 from ftlayer.errors import ProtocolError
 from ftlayer.records.ids import random_root_ids
-from ftlayer.store import dead_index as failed
-from ftlayer.store.dead_index import FailedRecord, FailedTable
-from ftlayer.store.kept import ReadTransaction, WriteTransaction
-from ftlayer.store.rows import I64, RowInfo, StoredBatch, concat, first_attempts
-from ftlayer.store.streams import (
+from ftlayer.vertex import calls
+from ftlayer.vertex.rules.state import ShardState
+from ftlayer.vertex.rules.streams import Stream
+from ftlayer.vertex.rules.tracking import Tracking, check_intake
+from ftlayer.vertex.store import dead_index as failed
+from ftlayer.vertex.store.dead_index import FailedRecord, FailedTable
+from ftlayer.vertex.store.kept import ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.rows import I64, RowInfo, StoredBatch, concat, first_attempts
+from ftlayer.vertex.store.streams import (
     LogEntry,
     SegmentKind,
     get_bounds,
@@ -24,10 +28,6 @@ from ftlayer.store.streams import (
     put_bounds,
     put_entry,
 )
-from ftlayer.vertex import calls
-from ftlayer.vertex.rules.state import ShardState
-from ftlayer.vertex.rules.streams import Stream
-from ftlayer.vertex.rules.tracking import Tracking, check_intake
 
 # Bytes of waiting records that one call moves: it has to answer with them in one message.
 _BYTES_PER_CALL = 32 << 20

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from ftlayer.common.backoff import next_attempt
 from ftlayer.common.clock import Now
 from ftlayer.records.failures import Failure
-from ftlayer.store import dead_index as failed
-from ftlayer.store.dead_index import FailedRecord, FailedTable
-from ftlayer.store.kept import WriteTransaction
-from ftlayer.store.rows import I64, U64, History, RowInfo, SingleRows
-from ftlayer.store.streams import put_asked_pause_ms
 from ftlayer.vertex.rules.live import LiveSegment, by_segment
 from ftlayer.vertex.rules.retry import held, shortened, stored_attempt
 from ftlayer.vertex.rules.source_ranges import EndedRow
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
+from ftlayer.vertex.store import dead_index as failed
+from ftlayer.vertex.store.dead_index import FailedRecord, FailedTable
+from ftlayer.vertex.store.kept import WriteTransaction
+from ftlayer.vertex.store.rows import I64, U64, History, RowInfo, SingleRows
+from ftlayer.vertex.store.streams import put_asked_pause_ms
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from ftlayer.common.clock import Now
 from ftlayer.records.failures import Failure
 from ftlayer.records.ids import U64Array
 from ftlayer.records.traced import Sampler
-from ftlayer.store.rows import RowInfo
+from ftlayer.vertex.store.rows import RowInfo
 
 MAX_OPEN = 1 << 16
 """So many attempts are followed at a time; what begins beyond is not."""

@@ -13,11 +13,11 @@ import re
 
 from ftlayer.common.clock import Now
 from ftlayer.errors import StoreDamagedError
-from ftlayer.store import dead_index
-from ftlayer.store import dead_index as failed
-from ftlayer.store.dead_index import FailedRecord, FailedTable, GroupRecord, IndexState
-from ftlayer.store.kept import ReadTransaction, WriteTransaction
 from ftlayer.vertex.calls import DeadGroup, GroupList
+from ftlayer.vertex.store import dead_index
+from ftlayer.vertex.store import dead_index as failed
+from ftlayer.vertex.store.dead_index import FailedRecord, FailedTable, GroupRecord, IndexState
+from ftlayer.vertex.store.kept import ReadTransaction, WriteTransaction
 
 RULES = 1
 """The rules of `kind_of`: an index that was made by others is made anew."""

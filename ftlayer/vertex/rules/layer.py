@@ -38,7 +38,6 @@ from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
 
-from ftlayer.acker import ExactTracker
 from ftlayer.common.clock import Now
 from ftlayer.errors import (
     MalformedRequestError,
@@ -48,13 +47,8 @@ from ftlayer.errors import (
     VertexError,
 )
 from ftlayer.records.sought import says
-from ftlayer.store import batches
-from ftlayer.store import dead_index as failed
-from ftlayer.store.dead_index import FailedTable
-from ftlayer.store.kept import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction, all_planned
-from ftlayer.store.meta import QueryRecord, all_queries, get_query, put_query
-from ftlayer.store.streams import all_positions, get_bounds, next_stream_number
 from ftlayer.vertex import calls
+from ftlayer.vertex.acker import ExactTracker
 from ftlayer.vertex.rules import audit
 from ftlayer.vertex.rules.audit import VertexHour
 from ftlayer.vertex.rules.batches import Batches
@@ -81,6 +75,18 @@ from ftlayer.vertex.rules.walked import (
     belongs_to,
     names_of,
 )
+from ftlayer.vertex.store import batches
+from ftlayer.vertex.store import dead_index as failed
+from ftlayer.vertex.store.dead_index import FailedTable
+from ftlayer.vertex.store.kept import (
+    INTAKE_SHARE,
+    KeyValueStore,
+    ReadTransaction,
+    WriteTransaction,
+    all_planned,
+)
+from ftlayer.vertex.store.meta import QueryRecord, all_queries, get_query, put_query
+from ftlayer.vertex.store.streams import all_positions, get_bounds, next_stream_number
 
 
 class Opening:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ftlayer.common.clock import Now
-from ftlayer.store.kept import WriteTransaction
-from ftlayer.store.rows import I64, U64
-from ftlayer.store.streams import Mask, Segments
 from ftlayer.vertex.rules.source_ranges import SourceRange
+from ftlayer.vertex.store.kept import WriteTransaction
+from ftlayer.vertex.store.rows import I64, U64
+from ftlayer.vertex.store.streams import Mask, Segments
 
 if TYPE_CHECKING:
     from ftlayer.vertex.rules.streams import Stream

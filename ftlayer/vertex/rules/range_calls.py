@@ -7,15 +7,15 @@ import numpy as np
 from ftlayer.common.clock import Now
 from ftlayer.errors import ProtocolError
 from ftlayer.records.ids import ids_of
-from ftlayer.store.kept import WriteTransaction, put_planned
-from ftlayer.store.rows import I64, RowInfo, StoredBatch, first_attempts, take_rows
-from ftlayer.store.streams import SegmentKind
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules.failing import Failing
 from ftlayer.vertex.rules.source_ranges import SourcePartition, SourceRange
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
 from ftlayer.vertex.rules.tracking import Tracking, check_intake
+from ftlayer.vertex.store.kept import WriteTransaction, put_planned
+from ftlayer.vertex.store.rows import I64, RowInfo, StoredBatch, first_attempts, take_rows
+from ftlayer.vertex.store.streams import SegmentKind
 
 WANTED_AT_ONCE = 65_536
 """Rows that one reply wants: what is more is told when these are stored."""

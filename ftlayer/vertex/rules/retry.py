@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from ftlayer.errors import MalformedRequestError
 from ftlayer.records.failures import Failure, split_traceback
-from ftlayer.store.rows import SHARED_FROM, History, StoredAttempt
 from ftlayer.vertex.calls import StreamOptions
+from ftlayer.vertex.store.rows import SHARED_FROM, History, StoredAttempt
 
 MAX_REASON = 1_024  # characters
 MAX_OPERATOR = 256  # characters

@@ -18,17 +18,17 @@ import numpy as np
 
 from ftlayer.errors import StoreDamagedError
 from ftlayer.records.failures import Failure
-from ftlayer.store.kept import ReadTransaction, WriteTransaction
-from ftlayer.store.rows import I64, U64, pack, unpack
-from ftlayer.store.streams import Mask, get_position, put_position
 from ftlayer.vertex.calls import RowRange
 from ftlayer.vertex.rules.streams import Stream
+from ftlayer.vertex.store.kept import ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.rows import I64, U64, pack, unpack
+from ftlayer.vertex.store.streams import Mask, get_position, put_position
 
 # How far the partitions of a source that can be read again are done, and what is done beyond that.
 #
-# Up to the *floor* of a partition all rows are done or stored. It is the position that `ftlayer.store.streams` keeps.
-# Beside it are the places of floor and head, and the ranges from the floor up to the last one of which something is
-# done.
+# Up to the *floor* of a partition all rows are done or stored. It is the position that `ftlayer.vertex.store.streams`
+# keeps. Beside it are the places of floor and head, and the ranges from the floor up to the last one of which something
+# is done.
 
 
 _RANGES = b"ranges/"

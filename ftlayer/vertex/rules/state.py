@@ -9,26 +9,13 @@ from typing import Literal
 
 import numpy as np
 
-from ftlayer.acker import AckerTable, BucketRotations, ExactTracker, Roots, Tracker
 from ftlayer.common.checks import LONGEST_MS, check_choice, check_int
 from ftlayer.common.circuit import LEAST_RECORDS, CircuitBreaker, CircuitState, CircuitStatus
 from ftlayer.common.clock import Now
 from ftlayer.errors import ProtocolError, StaleIncarnationError, StoreDamagedError
 from ftlayer.records.ids import RowRoots, ids_of, root_ids, shard_bits
 from ftlayer.records.traced import Sampler
-from ftlayer.store import dead_index as failed
-from ftlayer.store.dead_index import FailedTable
-from ftlayer.store.kept import ReadTransaction, WriteTransaction
-from ftlayer.store.rows import U64, Payloads, TextChanges
-from ftlayer.store.streams import (
-    Mask,
-    SegmentKind,
-    Segments,
-    all_streams,
-    get_asked_pause_ms,
-    get_bounds,
-    get_died_ms,
-)
+from ftlayer.vertex.acker import AckerTable, BucketRotations, ExactTracker, Roots, Tracker
 from ftlayer.vertex.calls import Envelope, Failure, Reply, StreamCircuit
 from ftlayer.vertex.rules.followed import FollowedAttempts
 from ftlayer.vertex.rules.grouping import DeadIndex
@@ -37,6 +24,19 @@ from ftlayer.vertex.rules.owners import Owners, owner_of
 from ftlayer.vertex.rules.retry import MAX_REASON, MAX_TRACEBACK, cut
 from ftlayer.vertex.rules.source_ranges import SourcePartition, SourceRange, SourceRanges
 from ftlayer.vertex.rules.streams import ShardCounters, Stream, stream_of_record
+from ftlayer.vertex.store import dead_index as failed
+from ftlayer.vertex.store.dead_index import FailedTable
+from ftlayer.vertex.store.kept import ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.rows import U64, Payloads, TextChanges
+from ftlayer.vertex.store.streams import (
+    Mask,
+    SegmentKind,
+    Segments,
+    all_streams,
+    get_asked_pause_ms,
+    get_bounds,
+    get_died_ms,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from collections import deque
 from dataclasses import astuple, dataclass, field, replace
 
 from ftlayer.common.histogram import Histogram
-from ftlayer.store.kept import WriteTransaction
-from ftlayer.store.rows import I64
-from ftlayer.store.streams import StreamRecord, put_stream
 from ftlayer.vertex.calls import StreamOptions
+from ftlayer.vertex.store.kept import WriteTransaction
+from ftlayer.vertex.store.rows import I64
+from ftlayer.vertex.store.streams import StreamRecord, put_stream
 
 
 @dataclass(slots=True)

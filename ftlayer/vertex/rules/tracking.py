@@ -7,19 +7,19 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from ftlayer.acker import NEVER, IdLists, Roots
 from ftlayer.common.clock import Now
 from ftlayer.errors import ProtocolError
 from ftlayer.records.ids import ids_of
-from ftlayer.store.kept import WriteTransaction
-from ftlayer.store.rows import I64, U64, RowInfo, StoredBatch, first_attempts
-from ftlayer.store.streams import SegmentKind, get_position, put_position
 from ftlayer.vertex import calls
+from ftlayer.vertex.acker import NEVER, IdLists, Roots
 from ftlayer.vertex.rules.failing import Failing
 from ftlayer.vertex.rules.live import by_segment, locate, locations_of
 from ftlayer.vertex.rules.source_ranges import SourceRange
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
+from ftlayer.vertex.store.kept import WriteTransaction
+from ftlayer.vertex.store.rows import I64, U64, RowInfo, StoredBatch, first_attempts
+from ftlayer.vertex.store.streams import SegmentKind, get_position, put_position
 
 # Rows that one tick moves after a timeout: about a quarter of a second's work, so that calls are not held
 # up for long.

@@ -12,19 +12,19 @@ from itertools import groupby
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.store import dead_index
-from ftlayer.store import dead_index as failed
-from ftlayer.store import rows as texts
-from ftlayer.store.dead_index import FailedRecord, FailedTable
-from ftlayer.store.kept import ReadTransaction
-from ftlayer.store.meta import get_query
-from ftlayer.store.rows import I64, Edit, History, RowInfo
-from ftlayer.store.streams import Head, Mask, get_bounds, log_entries
 from ftlayer.vertex.calls import Attempt, JobKind, RecordInfo
 from ftlayer.vertex.rules.live import LiveSegment, by_segment
 from ftlayer.vertex.rules.owners import INGEST, owner_of
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
+from ftlayer.vertex.store import dead_index
+from ftlayer.vertex.store import dead_index as failed
+from ftlayer.vertex.store import rows as texts
+from ftlayer.vertex.store.dead_index import FailedRecord, FailedTable
+from ftlayer.vertex.store.kept import ReadTransaction
+from ftlayer.vertex.store.meta import get_query
+from ftlayer.vertex.store.rows import I64, Edit, History, RowInfo
+from ftlayer.vertex.store.streams import Head, Mask, get_bounds, log_entries
 
 
 @dataclass(frozen=True, slots=True)

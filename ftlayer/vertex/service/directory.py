@@ -18,8 +18,8 @@ from ftlayer.errors import (
     StoreVersionError,
     other_format,
 )
-from ftlayer.store.directory import check_no_others, holder_of
 from ftlayer.vertex.service.access import ACCESS_FILE, NEW_ACCESS_FILE, is_process, read_access, served_here
+from ftlayer.vertex.store.directory import check_no_others, holder_of
 
 MODE = 0o700
 DESCRIPTION = "vertex.json"

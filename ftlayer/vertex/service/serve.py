@@ -22,14 +22,12 @@ import pyarrow as pa
 from pyarrow import flight
 
 from ftlayer import __version__
-from ftlayer.acker import warm_up
 from ftlayer.common.checks import duration_ms
 from ftlayer.common.telemetry.settings import Tracing, tracing_of
 from ftlayer.common.telemetry.spans import EndedSpan, SpanError, SpanExport, open_spans
 from ftlayer.config import TCP_LISTEN, ServeOptions, VertexOptions
 from ftlayer.errors import ConfigError, FTLayerError, MalformedRequestError, VertexUnavailableError
 from ftlayer.records.traced import attempt_span, record_span, trace_of
-from ftlayer.store.lmdb_store import Durability, LmdbStore
 from ftlayer.transport.address import Address, parse_listen
 from ftlayer.transport.exchange import TokenServer
 from ftlayer.transport.flight_connection import (
@@ -42,6 +40,7 @@ from ftlayer.transport.flight_connection import (
 )
 from ftlayer.transport.frames import pack
 from ftlayer.transport.sockets import Notifier, SocketDirectory, cannot_listen, check_socket_free, try_socket
+from ftlayer.vertex.acker import warm_up
 from ftlayer.vertex.calls import Reply
 from ftlayer.vertex.metrics.catalogue import Families
 from ftlayer.vertex.rules.followed import EndedAttempt
@@ -54,6 +53,7 @@ from ftlayer.vertex.service.metrics import Metrics, Probes, vertex_families
 from ftlayer.vertex.service.otlp import OtlpMetrics
 from ftlayer.vertex.service.shard import Answer, ShardParts
 from ftlayer.vertex.service.vertex import Vertex
+from ftlayer.vertex.store.lmdb_store import Durability, LmdbStore
 from ftlayer.vertex.wire.frames import (
     call_of,
     decode_call,

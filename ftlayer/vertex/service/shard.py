@@ -31,7 +31,6 @@ from ftlayer.errors import (
     VertexError,
     VertexUnavailableError,
 )
-from ftlayer.store.kept import KeyValueStore, WriteTransaction
 from ftlayer.vertex.calls import (
     Call,
     Envelope,
@@ -51,6 +50,7 @@ from ftlayer.vertex.calls import (
 from ftlayer.vertex.rules.followed import EndedAttempt
 from ftlayer.vertex.rules.layer import CallOutcome, FTLayerCore
 from ftlayer.vertex.rules.operating import ShardPulse
+from ftlayer.vertex.store.kept import KeyValueStore, WriteTransaction
 
 logger = logging.getLogger(__name__)
 

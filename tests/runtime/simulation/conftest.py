@@ -44,12 +44,12 @@ from ftlayer.runtime.task.actions import (
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.mode import TaskMode
 from ftlayer.runtime.task.untracked import UntrackedTaskMode
-from ftlayer.store import MemoryStore
 from ftlayer.topology.job_graph import Channel, JobGraph
 from ftlayer.topology.operators import Replay
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.state import LayerOptions
+from ftlayer.vertex.store import MemoryStore
 
 RANGE_CALLS = calls.TakeOver | calls.Register | calls.AskRanges | calls.StoreRows
 

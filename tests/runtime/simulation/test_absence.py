@@ -63,7 +63,6 @@ from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.sources import Signal, Sources
 from ftlayer.runtime.task.actions import SourceRows
 from ftlayer.runtime.task.build import build_task
-from ftlayer.store import MemoryStore
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
 from ftlayer.topology.job_graph import JobGraph
@@ -72,6 +71,7 @@ from ftlayer.vertex import calls
 from ftlayer.vertex.calls import StreamOptions
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.state import LayerOptions
+from ftlayer.vertex.store import MemoryStore
 
 STEP_MS = 50
 TIMEOUT_MS = 1_000

@@ -21,11 +21,11 @@ from ftlayer.runtime.protocol.elements import RecordIds
 from ftlayer.runtime.task.contract import KnownOf, known_of
 from ftlayer.runtime.task.pipeline import OperatorChain
 from ftlayer.state.heap import HeapBackend
-from ftlayer.store import MemoryStore
 from ftlayer.topology.operators import AssignWatermarks
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.state import LayerOptions
+from ftlayer.vertex.store import MemoryStore
 
 N = pa.schema([("n", pa.int64())])
 

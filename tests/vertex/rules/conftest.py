@@ -13,11 +13,11 @@ import pytest
 
 from ftlayer.common.clock import Now
 from ftlayer.errors import StoreFullError
-from ftlayer.store import MemoryStore
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import Envelope
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.state import LayerOptions
+from ftlayer.vertex.store import MemoryStore
 
 
 class Store:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ftlayer.store import dead_index as failed
-from ftlayer.store.dead_index import FailedTable
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules import retry
+from ftlayer.vertex.store import dead_index as failed
+from ftlayer.vertex.store.dead_index import FailedTable
 
 FRAMES = (
     "Traceback (most recent call last):\n"

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from ftlayer.errors import ProtocolError, StaleOwnerError, UnknownJobError
-from ftlayer.store import MemoryStore
 from ftlayer.vertex.calls import (
     ORDER_EXPIRES_MS,
     AnnouncedJob,
@@ -26,6 +25,7 @@ from ftlayer.vertex.calls import (
 )
 from ftlayer.vertex.rules.board import board as orders
 from ftlayer.vertex.rules.board import board as rules
+from ftlayer.vertex.store import MemoryStore
 
 PLAN = JobPlan((PlanNode("parse", ("parse",), 2),), ())
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from ftlayer.common.clock import Now
 from ftlayer.records.traced import Sampler
-from ftlayer.store.rows import RowInfo
 from ftlayer.vertex.calls import Failure
 from ftlayer.vertex.rules import followed
 from ftlayer.vertex.rules.followed import EndedAttempt, FollowedAttempts, Outcome
+from ftlayer.vertex.store.rows import RowInfo
 
 
 def _story(ended: list[EndedAttempt]) -> list[tuple[int, int, str]]:

@@ -17,12 +17,12 @@ from hypothesis.stateful import (
 )
 
 from ftlayer.errors import StoreFullError
-from ftlayer.store import dead_index
-from ftlayer.store import dead_index as failed
-from ftlayer.store.dead_index import IndexState
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules import grouping
 from ftlayer.vertex.rules.grouping import MAX_KIND, kind_of
+from ftlayer.vertex.store import dead_index
+from ftlayer.vertex.store import dead_index as failed
+from ftlayer.vertex.store.dead_index import IndexState
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ftlayer.store import streams as segments
 from ftlayer.vertex import calls
+from ftlayer.vertex.store import streams as segments
 
 
 @dataclass

@@ -10,12 +10,12 @@ import pytest
 
 from ftlayer.common.clock import Now, system_now
 from ftlayer.errors import MalformedRequestError, VertexError
-from ftlayer.store import MemoryStore
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules.layer import FTLayerCore, Status
 from ftlayer.vertex.rules.state import LayerOptions
 from ftlayer.vertex.service.shard import ShardParts
 from ftlayer.vertex.service.vertex import Vertex
+from ftlayer.vertex.store import MemoryStore
 from ftlayer.vertex.wire.frames import decode_call, encode_call
 
 

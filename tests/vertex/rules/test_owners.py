@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlayer.errors import ProtocolError, StaleIncarnationError, StaleOwnerError
-from ftlayer.store.meta import get_query
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import Envelope, SourcePosition
+from ftlayer.vertex.store.meta import get_query
 
 JOB, STREAM = "job", "job/numbers"
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from ftlayer.common.backoff import check_pauses
 from ftlayer.errors import ConfigError, StoreDamagedError
-from ftlayer.store import batches as stored_batches
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import BatchState, Failure, StreamOptions
+from ftlayer.vertex.store import batches as stored_batches
 
 FILES, CLICKS = "q/files", "ingest/clicks"
 DAY = 86_400_000

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlayer.errors import StoreDamagedError, StoreFullError
-from ftlayer.store import dead_index as failed
-from ftlayer.store import rows as texts
-from ftlayer.store.dead_index import FailedTable
-from ftlayer.store.rows import StoredAttempt, unpack
 from ftlayer.vertex import calls
+from ftlayer.vertex.store import dead_index as failed
+from ftlayer.vertex.store import rows as texts
+from ftlayer.vertex.store.dead_index import FailedTable
+from ftlayer.vertex.store.rows import StoredAttempt, unpack
 
 FRAMES = ["Traceback:\n" + f"  File {name}\n" * 40 for name in ("one", "two")]
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ftlayer.store import memory
-from ftlayer.store.dead_index import FailedTable
+from ftlayer.vertex.store import memory
+from ftlayer.vertex.store.dead_index import FailedTable
 
 STREAMS = ("shop/clicks", "shop/orders", "shop/returns")
 

@@ -17,9 +17,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ftlayer.acker import AckerTable
 from ftlayer.errors import StoreFullError, VertexError
 from ftlayer.vertex import calls
+from ftlayer.vertex.acker import AckerTable
 from ftlayer.vertex.calls import Envelope
 
 TIMEOUT, BACKOFF, MAX_ATTEMPTS = 1_000, (100, 300), 3

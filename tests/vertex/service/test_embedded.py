@@ -31,7 +31,6 @@ from ftlayer.errors import (
     VertexError,
     VertexUnavailableError,
 )
-from ftlayer.store.lmdb_store import LmdbStore
 from ftlayer.transport.tls import make_certificate
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import Accepted, Stats, StreamOpened, Xored
@@ -39,6 +38,7 @@ from ftlayer.vertex.client.client import VertexClient
 from ftlayer.vertex.service import embedded as embedded_module
 from ftlayer.vertex.service.embedded import ChildOrder, EmbeddedVertex
 from ftlayer.vertex.service.serve import EXIT_FAULT, serve
+from ftlayer.vertex.store.lmdb_store import LmdbStore
 
 TOKEN = "t" * 32
 

@@ -21,13 +21,13 @@ from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_thread import JobParts, JobThread
 from ftlayer.runtime.protocol.messages import Cancel, Deploy, Hello, SlotEnded, SlotFailed, TasksStarted
-from ftlayer.store import MemoryStore
 from ftlayer.topology.job_graph import JobGraph, JobVertex
 from ftlayer.topology.operators import IterableSource, Sink, Source
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import StreamOptions
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.state import LayerOptions
+from ftlayer.vertex.store import MemoryStore
 
 WAIT_S = 600
 ID = pa.schema([("id", pa.int64())])

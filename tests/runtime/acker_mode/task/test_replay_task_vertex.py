@@ -34,7 +34,6 @@ from ftlayer.runtime.task.actions import (
     TaskStart,
     WakeAt,
 )
-from ftlayer.store import MemoryStore
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.job_graph_generator import OpFTLayerBuilder, replay_uid
 from ftlayer.topology.operators import IterableSource, Source
@@ -42,6 +41,7 @@ from ftlayer.vertex import calls
 from ftlayer.vertex.calls import SourcePosition
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.state import LayerOptions
+from ftlayer.vertex.store import MemoryStore
 
 SCHEMA = pa.schema([("n", pa.int64())])
 STREAM = "job/s"

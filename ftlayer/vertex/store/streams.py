@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ftlayer.errors import StoreDamagedError
-from ftlayer.store.kept import ReadTransaction, WriteTransaction
-from ftlayer.store.rows import (
+from ftlayer.vertex.store.kept import ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.rows import (
     I64,
     Payloads,
     RowInfo,
@@ -33,7 +33,7 @@ from ftlayer.store.rows import (
 
 # Segments: rows as they came in one call, under a sequence number, until the last of them is done.
 #
-# A segment is two entries, head and body (see `ftlayer.store.rows`), at neighbouring keys. Which rows are
+# A segment is two entries, head and body (see `ftlayer.vertex.store.rows`), at neighbouring keys. Which rows are
 # done is a bitmap beside it. Sequence numbers rise, so segments are appended.
 
 

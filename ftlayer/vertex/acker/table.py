@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ftlayer.acker.ranges import RangeTable
-from ftlayer.acker.rotating_map import (
+from ftlayer.records.ids import RootRange
+from ftlayer.vertex.acker.ranges import RangeTable
+from ftlayer.vertex.acker.rotating_map import (
     NEVER,
     U64,
     Lookup,
@@ -16,7 +17,6 @@ from ftlayer.acker.rotating_map import (
     as_u64,
     no_zeros,
 )
-from ftlayer.records.ids import RootRange
 
 from .tracker import IdLists, Located, Roots
 

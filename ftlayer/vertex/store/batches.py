@@ -11,8 +11,8 @@ from typing import Any
 
 from ftlayer.errors import StoreDamagedError
 from ftlayer.records.failures import Failure, from_columns, to_columns
-from ftlayer.store.kept import ReadTransaction, WriteTransaction
-from ftlayer.store.rows import Payloads, StoredBatch, decode_info, encode_info, pack, unpack
+from ftlayer.vertex.store.kept import ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.rows import Payloads, StoredBatch, decode_info, encode_info, pack, unpack
 
 FORMAT = 4
 

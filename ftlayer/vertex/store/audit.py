@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ftlayer.store.kept import ReadTransaction, WriteTransaction
-from ftlayer.store.rows import pack, unpack
+from ftlayer.vertex.store.kept import ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.rows import pack, unpack
 
 _TABLE = "audit"
 KEY_BYTES = 16

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ftlayer.errors import StoreDamagedError
-from ftlayer.store.kept import ReadTransaction, WriteTransaction
-from ftlayer.store.rows import pack, unpack
+from ftlayer.vertex.store.kept import ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.rows import pack, unpack
 
 _QUERY, _JOB, _CLIENT = b"query/", b"job/", b"client/"
 _TAIL_BYTES = 9  # behind a client: a slash and the sequence, whatever the name contains

@@ -9,9 +9,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ftlayer.acker.rotating_map import NEVER, U64, Mask, as_u64
 from ftlayer.errors import ConfigError
 from ftlayer.records.ids import RootRange
+from ftlayer.vertex.acker.rotating_map import NEVER, U64, Mask, as_u64
 
 
 class Roots(NamedTuple):

@@ -2,7 +2,7 @@
 
 In a store, rows are a *head* (msgpack: ids, attempts, histories) and a *body* (Arrow IPC). They are kept
 apart, so that reading ids never touches payload. The schema of a body is stored once, by digest; see
-`ftlayer.store.rows`.
+`ftlayer.vertex.store.rows`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ftlayer.common.printable import described
 from ftlayer.errors import StoreDamagedError
 from ftlayer.records.ids import RootRange
 from ftlayer.records.ipc import as_message, has_dictionaries, may_share, row_alone, with_views, without_views
-from ftlayer.store.kept import ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.kept import ReadTransaction, WriteTransaction
 
 U64: TypeAlias = npt.NDArray[np.uint64]
 I64: TypeAlias = npt.NDArray[np.int64]
@@ -31,9 +31,9 @@ I32: TypeAlias = npt.NDArray[np.int32]
 class StoredAttempt(NamedTuple):
     """A failed attempt: the ``number``-th failure of its record, at ``wall_ms``.
 
-    Its traceback is the text of the digest ``frames`` (see `ftlayer.store.rows`; b"" is none), and then ``last_line``;
-    None stands for the reason and a line's end, which it mostly is. ``requeued_ms`` and ``requeued_by`` are there
-    where its record died of it and was given its attempts back.
+    Its traceback is the text of the digest ``frames`` (see `ftlayer.vertex.store.rows`; b"" is none), and then
+    ``last_line``; None stands for the reason and a line's end, which it mostly is. ``requeued_ms`` and ``requeued_by``
+    are there where its record died of it and was given its attempts back.
     """
 
     number: int

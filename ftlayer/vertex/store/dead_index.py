@@ -6,7 +6,7 @@
 | ``by_group`` | stream (u32), group (u32), key of the letter behind its stream → nothing |
 | ``by_root`` | root or origin (u64), key of the letter → nothing |
 
-All numbers are big-endian; keys of letters are those of `ftlayer.store.dead_index`.
+All numbers are big-endian; keys of letters are those of `ftlayer.vertex.store.dead_index`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ftlayer.errors import StoreDamagedError
-from ftlayer.store.kept import ReadTransaction, WriteTransaction
-from ftlayer.store.rows import NOT_EDITED, Edit, History, decode_history, pack, unpack
+from ftlayer.vertex.store.kept import ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.rows import NOT_EDITED, Edit, History, decode_history, pack, unpack
 
 # Failed records: one entry each, waiting for a replay or dead.
 #

@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from ftlayer.acker.rotating_map import NEVER, U64, Mask, as_stamp, as_u64, no_zeros
 from ftlayer.errors import ConfigError
 from ftlayer.records.ids import Explanation, OwedId, RootRange
+from ftlayer.vertex.acker.rotating_map import NEVER, U64, Mask, as_stamp, as_u64, no_zeros
 
 from .tracker import IdLists, Located, Roots, fold_ids
 

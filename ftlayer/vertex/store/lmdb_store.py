@@ -29,9 +29,9 @@ from ftlayer.errors import (
     StoreVersionError,
     other_format,
 )
-from ftlayer.store.directory import DATA_FILE, DirectoryLock, check_directory, holder_of, prepare
-from ftlayer.store.kept import INTAKE_SHARE, MAX_KEY_BYTES, TABLES, alone_in_thread
-from ftlayer.store.lmdb_transaction import (
+from ftlayer.vertex.store.directory import DATA_FILE, DirectoryLock, check_directory, holder_of, prepare
+from ftlayer.vertex.store.kept import INTAKE_SHARE, MAX_KEY_BYTES, TABLES, alone_in_thread
+from ftlayer.vertex.store.lmdb_transaction import (
     PARTS,
     LmdbReadTransaction,
     LmdbWriteTransaction,
