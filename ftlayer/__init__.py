@@ -15,12 +15,12 @@ from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import FTLayerError
 
 if TYPE_CHECKING:
+    from ftlayer.checkpoint.dead_letters.letter import DeadLetter
+    from ftlayer.checkpoint.dead_letters.reader import DeadLetterReader
     from ftlayer.checkpoint.snapshots import Checkpoint
     from ftlayer.checkpoint.storage.metadata import JobResult
     from ftlayer.common.circuit import CircuitStatus
     from ftlayer.console.options import ConsoleProcess
-    from ftlayer.dead_letters.letter import DeadLetter
-    from ftlayer.dead_letters.reader import DeadLetterReader
     from ftlayer.functions.aggregates.calls import Aggregate, count, mean
     from ftlayer.functions.aggregates.calls import max as max
     from ftlayer.functions.aggregates.calls import min as min
@@ -151,8 +151,8 @@ _MODULES = {
         "ftlayer.checkpoint.storage.metadata": "JobResult",
         "ftlayer.common.circuit": "CircuitStatus",
         "ftlayer.console.options": "ConsoleProcess",
-        "ftlayer.dead_letters.letter": "DeadLetter",
-        "ftlayer.dead_letters.reader": "DeadLetterReader",
+        "ftlayer.checkpoint.dead_letters.letter": "DeadLetter",
+        "ftlayer.checkpoint.dead_letters.reader": "DeadLetterReader",
         "ftlayer.functions.aggregates.calls": "Aggregate count max mean min sum",
         "ftlayer.functions.context": "Context KeyTimers",
         "ftlayer.functions.current": "CurrentRecord current_record",

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, WriterCommitMessage
 
+from ftlayer.checkpoint.dead_letters.announcer import StreamTeller
 from ftlayer.common.checks import check_function
 from ftlayer.common.restart import check_strategy
-from ftlayer.dead_letters.announcer import StreamTeller
 from ftlayer.errors import ConfigError, JobError, SourceError
 from ftlayer.functions.chains.chain import Chain
 from ftlayer.functions.chains.topology import TopologyChain
@@ -291,9 +291,9 @@ def test_a_letter_whose_callback_has_not_run_is_not_told(monkeypatch: pytest.Mon
             return calls.Cursor(b"")
 
     monkeypatch.setattr(
-        "ftlayer.dead_letters.announcer.letters_behind", lambda *given: [SimpleNamespace(key=b"1")]
+        "ftlayer.checkpoint.dead_letters.announcer.letters_behind", lambda *given: [SimpleNamespace(key=b"1")]
     )
-    monkeypatch.setattr("ftlayer.dead_letters.announcer.letter_of", lambda info: info)
+    monkeypatch.setattr("ftlayer.checkpoint.dead_letters.announcer.letter_of", lambda info: info)
     client: Any = Client()
     teller = StreamTeller(client, "in", hidden(waiting))
     assert not teller.step()

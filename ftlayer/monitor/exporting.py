@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.dead_letters.letter import LETTER_SCHEMA, letter_of, row_of
+from ftlayer.checkpoint.dead_letters.letter import LETTER_SCHEMA, letter_of, row_of
 from ftlayer.monitor.facts import record_facts
 from ftlayer.monitor.file_formats import ExportFormat
 from ftlayer.monitor.names import JobNames

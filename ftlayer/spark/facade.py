@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
+from ftlayer.checkpoint.dead_letters.letter import DeadLetter, json_text, letter_of, shown_record
 from ftlayer.common.backoff import BACKOFF
 from ftlayer.common.checks import (
     Duration,
@@ -23,7 +24,6 @@ from ftlayer.common.checks import (
 )
 from ftlayer.common.circuit import Limit, limit_of
 from ftlayer.config import FTStatus, VertexKeywords, VertexOptions
-from ftlayer.dead_letters.letter import DeadLetter, json_text, letter_of, shown_record
 from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import Errors, RetryRules, rules_of
 from ftlayer.monitor.sources import user_name
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from ftlayer.checkpoint.dead_letters.reader import DeadLetterReader
     from ftlayer.console.options import ConsoleProcess
-    from ftlayer.dead_letters.reader import DeadLetterReader
 
 
 PAGE = 1_000
@@ -449,8 +449,8 @@ class FTLayer(FTLayerEngine, UserFacing, words=_WORDS):
 
         An ordinary one: write it anywhere, or wrap it with `source`. Its position is in the checkpoint of the query
         that reads it; each letter comes at least once, unless it was requeued or purged before. Columns:
-        `ftlayer.dead_letters.letter.LETTER_SCHEMA`. `TrackedStream.dead_letters` and `DataStream.dead_letters` name
-        the streams by themselves.
+        `ftlayer.checkpoint.dead_letters.letter.LETTER_SCHEMA`. `TrackedStream.dead_letters` and
+        `DataStream.dead_letters` name the streams by themselves.
         """
         return self._letters_of(spark, streams)
 
@@ -459,7 +459,7 @@ class FTLayer(FTLayerEngine, UserFacing, words=_WORDS):
 
         Raises `ConfigError` unless one stream or more is named.
         """
-        from ftlayer.dead_letters.reader import DeadLetterReader
+        from ftlayer.checkpoint.dead_letters.reader import DeadLetterReader
 
         check_streams(streams, "dead_letter_reader")
         return DeadLetterReader(self._another_client(self.client_for(spark), "dead-letters"), streams)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+from ftlayer.checkpoint.dead_letters.announcer import Announcer
+from ftlayer.checkpoint.dead_letters.letter import DeadLetter
 from ftlayer.common.backoff import check_pauses, pauses_of
 from ftlayer.common.checks import (
     Duration,
@@ -23,8 +25,6 @@ from ftlayer.common.circuit import Limit
 from ftlayer.common.notebook import tell, tell_anyway
 from ftlayer.common.printable import shown_url
 from ftlayer.config import FTStatus, VertexOptions
-from ftlayer.dead_letters.announcer import Announcer
-from ftlayer.dead_letters.letter import DeadLetter
 from ftlayer.errors import ConfigError, LayerClosedError, UnsupportedError
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.jobs.announcer import JobAnnouncer
@@ -239,7 +239,7 @@ class FTLayerEngine:
         self._announcer.watch(stream)
 
     def _letters_of(self, spark: SparkSession, streams: Sequence[str]) -> DataFrame:
-        from ftlayer.dead_letters.reader import FORMAT, DeadLetterSource
+        from ftlayer.checkpoint.dead_letters.reader import FORMAT, DeadLetterSource
 
         check_streams(streams, "dead_letter_stream")
         client = self.client_for(spark)

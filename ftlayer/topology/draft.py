@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from ftlayer.checkpoint.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.checkpoint.failure_policy import OnFailure, check_on_failure
 from ftlayer.common.checks import member, shown
 from ftlayer.common.restart import RestartStrategy, check_strategy, default_restart
 from ftlayer.config import FTStatus
-from ftlayer.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.steps import MAIN
 from ftlayer.records.partitioning.partitioners import Forward, Partitioner

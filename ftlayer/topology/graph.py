@@ -8,8 +8,8 @@ from functools import cached_property
 
 import pyarrow as pa
 
+from ftlayer.checkpoint.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.checkpoint.failure_policy import OnFailure
-from ftlayer.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.functions.steps import MAIN
 from ftlayer.records.partitioning.partitioners import Forward, Partitioner, Rebalance
 from ftlayer.topology.job_graph import LETTERS, display_name, outputs_of

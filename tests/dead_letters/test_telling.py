@@ -9,10 +9,10 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ftlayer.dead_letters import announcer
-from ftlayer.dead_letters.announcer import LONGEST_PAUSE_S, Announcer, StreamTeller
-from ftlayer.dead_letters.letter import DeadLetter
-from ftlayer.dead_letters.reader import DeadLetterReader
+from ftlayer.checkpoint.dead_letters import announcer
+from ftlayer.checkpoint.dead_letters.announcer import LONGEST_PAUSE_S, Announcer, StreamTeller
+from ftlayer.checkpoint.dead_letters.letter import DeadLetter
+from ftlayer.checkpoint.dead_letters.reader import DeadLetterReader
 from ftlayer.functions.data_sources import ReadAllAvailable, ReadMaxRows
 from ftlayer.vertex import calls
 

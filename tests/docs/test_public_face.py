@@ -14,11 +14,11 @@ from unittest.mock import Mock
 import pytest
 from pyspark.sql.types import StructType
 
+from ftlayer.checkpoint.dead_letters.letter import DeadLetter
 from ftlayer.checkpoint.storage.metadata import JobResult
 from ftlayer.common.circuit import CircuitStatus
 from ftlayer.common.restart import NoRestart
 from ftlayer.config import FTStatus, ServeOptions, TopologyOptions, VertexOptions
-from ftlayer.dead_letters.letter import DeadLetter
 from ftlayer.functions.context import Context
 from ftlayer.functions.current import CurrentRecord
 from ftlayer.functions.process import ProcessFunction

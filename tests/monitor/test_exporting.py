@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from ftlayer.dead_letters.letter import LETTER_SCHEMA
+from ftlayer.checkpoint.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.errors import ConfigError
 from ftlayer.monitor.exporting import GROUP_ROWS, Page, exported
 from ftlayer.monitor.file_formats import ExportFormat

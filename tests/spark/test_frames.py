@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from ftlayer.checkpoint.dead_letters.letter import letter_of
 from ftlayer.cli.main import parse_root
 from ftlayer.cli.records import parsed_keys
-from ftlayer.dead_letters.letter import letter_of
 from ftlayer.monitor.facts.common import record_facts
 from ftlayer.monitor.names import JobNames
 from ftlayer.spark.facade import record_row

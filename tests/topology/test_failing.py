@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ftlayer import FailurePolicy
+from ftlayer.checkpoint.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.common.circuit import Limit
-from ftlayer.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnsupportedError
 from ftlayer.functions.retry_rules import RetryRules, rules_of
 from ftlayer.topology.builder import GraphBuilder

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 from pyspark.errors import StreamingQueryException
 
+from ftlayer.checkpoint.dead_letters.reader import FORMAT
 from ftlayer.common.checks import Duration, UserFacing, duration_ms, wait_seconds
 from ftlayer.common.circuit import CircuitState, CircuitStatus
 from ftlayer.common.notebook import html_table
@@ -33,7 +34,6 @@ from ftlayer.common.restart import (
     restart_of,
     restarts_text,
 )
-from ftlayer.dead_letters.reader import FORMAT
 from ftlayer.errors import FTLayerError, FunctionLoadError, QueryError, error_for_code
 from ftlayer.functions.data_sources import HAS_LIMITS
 from ftlayer.spark.batch.sinks import words_of

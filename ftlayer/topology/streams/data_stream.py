@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 
 import pyarrow as pa
 
+from ftlayer.checkpoint.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.checkpoint.failure_policy import OnFailure
 from ftlayer.common.checks import (
     Duration,
@@ -25,7 +26,6 @@ from ftlayer.common.checks import (
     duration_ms,
     rate_per_second,
 )
-from ftlayer.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.retry_rules import FailureOptions, RetryRules, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Process, result_schema
@@ -382,7 +382,7 @@ class DataStream(UserFacing, words=WORDS):
         return self
 
     def dead_letters(self, *, uid: str | None = None) -> DataStream:
-        """Begin a stream of dead letters. Columns: `ftlayer.dead_letters.letter.LETTER_SCHEMA`.
+        """Begin a stream of dead letters. Columns: `ftlayer.checkpoint.dead_letters.letter.LETTER_SCHEMA`.
 
         Acker mode: those of the sources that this stream derives from, whichever operator failed. An ordinary source:
         those letters come that are there at the topology's first start, then those to come, each at least once, unless

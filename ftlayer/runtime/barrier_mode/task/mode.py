@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
+from ftlayer.checkpoint.dead_letters.letter import LETTER_SCHEMA, DeadLetter, row_of, shown_record
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, LetterKind
 from ftlayer.checkpoint.snapshots import SinkPart, SubtaskRestore, SubtaskSnapshot
 from ftlayer.checkpoint.storage.writer import PieceWriter
 from ftlayer.common.clock import Now
-from ftlayer.dead_letters.letter import LETTER_SCHEMA, DeadLetter, row_of, shown_record
 from ftlayer.errors import InvalidTopologyError, SnapshotCancelledError, SourceError
 from ftlayer.functions.aggregates.table import KeyedAggregate
 from ftlayer.functions.chains.firing import Interrupted, never

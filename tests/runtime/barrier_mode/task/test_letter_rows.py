@@ -9,8 +9,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftlayer.checkpoint.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.checkpoint.letters import ChainLetter, LetterKind
-from ftlayer.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.records.ipc import as_stream
 from ftlayer.runtime.barrier_mode.task.mode import letter_rows
 from ftlayer.state.snapshots.serializer import Serializer

@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ftlayer.checkpoint.dead_letters.letter import DeadLetter, letter_of, letters_behind
 from ftlayer.common.checks import check_ran
 from ftlayer.common.printable import described
-from ftlayer.dead_letters.letter import DeadLetter, letter_of, letters_behind
 from ftlayer.errors import FTLayerError
 from ftlayer.vertex.calls import GetCursor, PutCursor
 from ftlayer.vertex.client.client import VertexClient

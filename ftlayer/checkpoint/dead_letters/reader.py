@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, InputPartition
 from pyspark.sql.types import StructType
 
-from ftlayer.dead_letters.letter import LETTER_SCHEMA, all_letters_behind, letter_of, row_of
+from ftlayer.checkpoint.dead_letters.letter import LETTER_SCHEMA, all_letters_behind, letter_of, row_of
 from ftlayer.errors import ConfigError
 from ftlayer.functions.data_sources import DataSourceStreamReader, ReadLimit, ReadMaxRows, from_arrow_schema
 from ftlayer.vertex.calls import RecordPage, SelectRecords

@@ -79,7 +79,7 @@ def letter_of(info: RecordInfo) -> DeadLetter:
 
 
 def row_of(letter: DeadLetter) -> dict[str, Any]:
-    """Return a dead letter as a row of `ftlayer.dead_letters.letter.LETTER_SCHEMA`."""
+    """Return a dead letter as a row of `ftlayer.checkpoint.dead_letters.letter.LETTER_SCHEMA`."""
     return {
         "key": letter.key,
         "stream": letter.stream,
