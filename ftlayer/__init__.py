@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ftlayer.checkpoint.snapshots import Checkpoint
     from ftlayer.checkpoint.storage.metadata import JobResult
     from ftlayer.common.circuit import CircuitStatus
-    from ftlayer.console.options import ConsoleProcess
     from ftlayer.functions.aggregates.calls import Aggregate, count, mean
     from ftlayer.functions.aggregates.calls import max as max
     from ftlayer.functions.aggregates.calls import min as min
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from ftlayer.functions.process import LAST_WATERMARK_MS, CoProcessFunction, ProcessFunction
     from ftlayer.functions.ttl import StateTtl
     from ftlayer.functions.windows.function import Window
+    from ftlayer.monitor.console.options import ConsoleProcess
     from ftlayer.runtime.driver.events import JobState
     from ftlayer.runtime.driver.job import Job
     from ftlayer.runtime.driver.job_status import ChainStatus, JobStatus
@@ -150,7 +150,7 @@ _MODULES = {
         "ftlayer.checkpoint.snapshots": "Checkpoint",
         "ftlayer.checkpoint.storage.metadata": "JobResult",
         "ftlayer.common.circuit": "CircuitStatus",
-        "ftlayer.console.options": "ConsoleProcess",
+        "ftlayer.monitor.console.options": "ConsoleProcess",
         "ftlayer.checkpoint.dead_letters.letter": "DeadLetter",
         "ftlayer.checkpoint.dead_letters.reader": "DeadLetterReader",
         "ftlayer.functions.aggregates.calls": "Aggregate count max mean min sum",

@@ -16,8 +16,8 @@ _EXTRAS = (
     "boto3 botocore confluent_kafka deltalake fastapi httptools httpx jinja2 markupsafe multipart nats opentelemetry "
     "paho pika psycopg pyiceberg python_multipart redis s3fs starlette uvicorn uvloop"
 )
-_OF_EXTRAS = ("ftlayer.console.", "ftlayer.sinks.staging", "ftlayer.vertex.service.otlp_data")
-_LOOKS = {"ftlayer.console.options", "ftlayer.console.login"}
+_OF_EXTRAS = ("ftlayer.monitor.console.", "ftlayer.sinks.staging", "ftlayer.vertex.service.otlp_data")
+_LOOKS = {"ftlayer.monitor.console.options", "ftlayer.monitor.console.login"}
 
 _IMPORT_ALL = """
 import importlib, json, pkgutil, sys
@@ -52,7 +52,7 @@ def test_nothing_but_what_an_extra_is_for_needs_it() -> None:
         [sys.executable, "-c", _IMPORT_ALL, _EXTRAS], capture_output=True, text=True, check=True
     )
     failed: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    assert "ftlayer.console.serve" in failed, "libraries of extras could be imported"
+    assert "ftlayer.monitor.console.serve" in failed, "libraries of extras could be imported"
     wrong = {
         name: library for name, library in failed.items() if name in _LOOKS or not name.startswith(_OF_EXTRAS)
     }

@@ -126,10 +126,10 @@ def console(
 
     # gRPC's log is on stderr, a line an attempt; the console says the same. Read when gRPC loads.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from ftlayer.console.options import ConsoleOptions, check_extra
+    from ftlayer.monitor.console.options import ConsoleOptions, check_extra
 
     check_extra()
-    from ftlayer.console.serve import serve
+    from ftlayer.monitor.console.serve import serve
     from ftlayer.transport.sockets import Notifier
 
     options = ConsoleOptions(

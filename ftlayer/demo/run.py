@@ -58,10 +58,10 @@ def in_browser(supervisor: Supervisor, directory: RunDirectory) -> Iterator[str]
     """
     # Read when gRPC loads: the console says itself what does not answer.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from ftlayer.console.options import ConsoleOptions, check_extra
+    from ftlayer.monitor.console.options import ConsoleOptions, check_extra
 
     check_extra()
-    from ftlayer.console.serve import serve
+    from ftlayer.monitor.console.serve import serve
     from ftlayer.monitor.sources import sources_here
 
     def look() -> tuple[VertexSource, ...]:

@@ -37,7 +37,7 @@ from ftlayer.common.telemetry.settings import tracing_of
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import ConfigError, JobStartError
 from ftlayer.functions.retry_rules import Errors
-from ftlayer.jobs.local_board import kept_reports, local_announcer, push_otlp, tell_prometheus
+from ftlayer.monitor.jobs.local_board import kept_reports, local_announcer, push_otlp, tell_prometheus
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
 from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls, vertex_keepers
 from ftlayer.runtime.acker_mode.slot.shell import AckerSlotFactory
@@ -104,7 +104,7 @@ from ftlayer.vertex.calls import CheckpointTotals, StreamOptions
 from ftlayer.vertex.client.client import VertexClient
 
 if TYPE_CHECKING:
-    from ftlayer.console.options import ConsoleProcess
+    from ftlayer.monitor.console.options import ConsoleProcess
     from ftlayer.spark.facade import FTLayer
 
 logger = logging.getLogger(__name__)
@@ -620,7 +620,7 @@ class StreamEnvironment(UserFacing, words=_WORDS):
 
     def _show(self, port: int) -> None:
         """Start the console of this program over the topology's vertex, or over the board that this process serves."""
-        from ftlayer.console.options import ConsoleOptions, ConsoleProcess
+        from ftlayer.monitor.console.options import ConsoleOptions, ConsoleProcess
 
         options = ConsoleOptions(f"127.0.0.1:{port}")
         tracked = self._layer is not None and self._layer.status is FTStatus.ON

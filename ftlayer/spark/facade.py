@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from ftlayer.checkpoint.dead_letters.reader import DeadLetterReader
-    from ftlayer.console.options import ConsoleProcess
+    from ftlayer.monitor.console.options import ConsoleProcess
 
 
 PAGE = 1_000
@@ -288,7 +288,7 @@ class FTLayer(FTLayerEngine, UserFacing, words=_WORDS):
         """
         check_int(port, "port", least=0, most=MAX_PORT)
         check_bool(mask_payloads, "mask_payloads")
-        from ftlayer.console.options import ConsoleOptions
+        from ftlayer.monitor.console.options import ConsoleOptions
 
         file = None if login_file is None else Path(login_file)
         functions = (edit_with,) if isinstance(edit_with, str) else tuple(edit_with)

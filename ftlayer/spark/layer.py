@@ -27,7 +27,7 @@ from ftlayer.common.printable import shown_url
 from ftlayer.config import FTStatus, VertexOptions
 from ftlayer.errors import ConfigError, LayerClosedError, UnsupportedError
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
-from ftlayer.jobs.announcer import JobAnnouncer
+from ftlayer.monitor.jobs.announcer import JobAnnouncer
 from ftlayer.spark.sessions import is_connect, stream_reader
 from ftlayer.vertex.calls import StreamOptions
 from ftlayer.vertex.calls.common import LONGEST_MS
@@ -37,7 +37,7 @@ from ftlayer.vertex.service.embedded import EmbeddedVertex
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from ftlayer.console.options import ConsoleOptions, ConsoleProcess
+    from ftlayer.monitor.console.options import ConsoleOptions, ConsoleProcess
 
 CLOSED = "the layer is closed: use it, and what it gave out, before FTLayer.close, or make another one"
 
@@ -268,7 +268,7 @@ class FTLayerEngine:
     # ------------------------------------------------------------ the console
 
     def _show_console(self, options: ConsoleOptions) -> ConsoleProcess:
-        from ftlayer.console.options import ConsoleProcess
+        from ftlayer.monitor.console.options import ConsoleProcess
         from ftlayer.monitor.sources import source_of_client, sources_given
 
         self._check_open()

@@ -16,10 +16,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from ftlayer.common.clock import Now
-from ftlayer.console.options import ConsoleOptions
-from ftlayer.console.searching import Console
-from ftlayer.console.serve import create_app
 from ftlayer.errors import FTLayerError, VertexUnavailableError
+from ftlayer.monitor.console.options import ConsoleOptions
+from ftlayer.monitor.console.searching import Console
+from ftlayer.monitor.console.serve import create_app
 from ftlayer.monitor.gather import Gatherer
 from ftlayer.monitor.sources import VertexSource
 from ftlayer.vertex.calls import (

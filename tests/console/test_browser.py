@@ -16,9 +16,9 @@ from draws import every_other
 from playwright.sync_api import Browser, Page, expect
 
 from ftlayer.common.clock import system_now
-from ftlayer.console.options import ConsoleOptions
-from ftlayer.console.searching import Console
-from ftlayer.console.serve import create_app
+from ftlayer.monitor.console.options import ConsoleOptions
+from ftlayer.monitor.console.searching import Console
+from ftlayer.monitor.console.serve import create_app
 from ftlayer.monitor.gather import Gatherer
 from ftlayer.monitor.sources import VertexSource
 from ftlayer.vertex.calls import AnnounceJob, OrderAnswer, OrderState, Stats

@@ -18,8 +18,8 @@ from urllib.request import Request, urlopen
 import pytest
 
 from ftlayer import CheckpointConfig, FTLayer, StreamEnvironment, partitions
-from ftlayer.console.options import ConsoleOptions, ConsoleOrder, ConsoleProcess
 from ftlayer.errors import ConfigError
+from ftlayer.monitor.console.options import ConsoleOptions, ConsoleOrder, ConsoleProcess
 from ftlayer.monitor.sources import VertexSource, sources_here
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.vertex.service.access import FOUND_ACCESS_FILE, AccessFile, write_access
@@ -27,8 +27,8 @@ from ftlayer.vertex.service.access import FOUND_ACCESS_FILE, AccessFile, write_a
 PATIENCE_S = 60.0
 
 PROGRAM = """
-from ftlayer.console.options import ConsoleProcess
-from ftlayer.console.options import ConsoleOptions
+from ftlayer.monitor.console.options import ConsoleProcess
+from ftlayer.monitor.console.options import ConsoleOptions
 print(ConsoleProcess(ConsoleOptions("127.0.0.1:0")).link, flush=True)
 input()
 """

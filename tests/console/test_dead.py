@@ -14,8 +14,8 @@ import pytest
 from pyarrow import parquet
 from starlette.testclient import TestClient
 
-from ftlayer.console.serve import create_app
 from ftlayer.errors import ConfigError
+from ftlayer.monitor.console.serve import create_app
 from ftlayer.vertex.calls import DeadGroups, SelectRecords, Stats
 
 SCRIPT = '"><script>alert(1)</script>'
@@ -420,7 +420,7 @@ def test_masked_payloads(make_console: Any, vertex: Any, clock: Any) -> None:
     """Values become types, reasons classes; no export, no search in text."""
     from starlette.testclient import TestClient
 
-    from ftlayer.console.serve import create_app
+    from ftlayer.monitor.console.serve import create_app
 
     vertex.open(STREAM)
     vertex.kill(STREAM, [{"id": 1, "secret": "Zoë"}], "parse", "ValueError: not a price: Zoë")

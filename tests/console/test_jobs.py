@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from ftlayer.console.serve import create_app
+from ftlayer.monitor.console.serve import create_app
 from ftlayer.vertex.calls import Announced, AnnounceJob, GetJob, OrderAction, OrderAnswer, OrderState
 
 SCRIPT = '"><script>alert(1)</script><img src=x onerror=alert(1)>'

@@ -8,10 +8,10 @@ from typing import Any
 
 from starlette.datastructures import QueryParams
 
-from ftlayer.console.guard import Caller
-from ftlayer.console.live import LivePage, Visit, news
-from ftlayer.console.login import Role, User
-from ftlayer.console.pages import jobs, overview
+from ftlayer.monitor.console.guard import Caller
+from ftlayer.monitor.console.live import LivePage, Visit, news
+from ftlayer.monitor.console.login import Role, User
+from ftlayer.monitor.console.pages import jobs, overview
 
 READER = Caller(User("bob", Role.READER, "token"), None)
 

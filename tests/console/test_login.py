@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ftlayer.console.login import IDLE_MS, SESSION_MS, Role, Sessions, Throttle, Users
-from ftlayer.console.options import ConsoleOptions
-from ftlayer.console.pages.overview import own_path
-from ftlayer.console.searching import Console
 from ftlayer.errors import ConfigError
+from ftlayer.monitor.console.login import IDLE_MS, SESSION_MS, Role, Sessions, Throttle, Users
+from ftlayer.monitor.console.options import ConsoleOptions
+from ftlayer.monitor.console.pages.overview import own_path
+from ftlayer.monitor.console.searching import Console
 from ftlayer.monitor.gather import Gatherer
 from ftlayer.transport.tls import make_certificate
 

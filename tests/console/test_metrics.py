@@ -11,10 +11,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from ftlayer.console.options import ConsoleOptions
-from ftlayer.console.searching import Console
-from ftlayer.console.serve import create_app
 from ftlayer.errors import UnsupportedError
+from ftlayer.monitor.console.options import ConsoleOptions
+from ftlayer.monitor.console.searching import Console
+from ftlayer.monitor.console.serve import create_app
 from ftlayer.monitor.gather import Gatherer
 from ftlayer.monitor.sources import VertexSource
 from ftlayer.vertex.calls import Call, ListStreams, Reply, Stats

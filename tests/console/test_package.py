@@ -8,7 +8,7 @@ import sys
 from configparser import ConfigParser
 from pathlib import Path
 
-import ftlayer.console
+import ftlayer.monitor.console
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,8 +17,8 @@ def test_every_file_of_the_console_is_installed() -> None:
     """A pattern of ``package_data`` covers each template and static file."""
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    patterns = setup["options.package_data"]["ftlayer.console"].replace(",", "\n").split()
-    here = Path(ftlayer.console.__file__).parent
+    patterns = setup["options.package_data"]["ftlayer.monitor.console"].replace(",", "\n").split()
+    here = Path(ftlayer.monitor.console.__file__).parent
     installed = {path for pattern in patterns for path in here.glob(pattern)}
     there = {
         path
@@ -30,7 +30,7 @@ def test_every_file_of_the_console_is_installed() -> None:
 
 def test_the_script_is_small_and_alone() -> None:
     """One script of our own, of 300 lines at most; no page has another, or one inside it."""
-    here = Path(ftlayer.console.__file__).parent
+    here = Path(ftlayer.monitor.console.__file__).parent
     (script,) = here.rglob("*.js")
     assert len(script.read_text().splitlines()) <= 300
     for template in here.rglob("*.html"):

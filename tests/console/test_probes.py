@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from ftlayer.common.clock import Now
-from ftlayer.console.options import ConsoleOptions
-from ftlayer.console.searching import Console
-from ftlayer.console.serve import create_app, liveness
+from ftlayer.monitor.console.options import ConsoleOptions
+from ftlayer.monitor.console.searching import Console
+from ftlayer.monitor.console.serve import create_app, liveness
 from ftlayer.monitor.gather import Gatherer
 from ftlayer.vertex.rules.operating import STUCK_AFTER_MS
 

@@ -16,9 +16,9 @@ from urllib.request import urlopen
 import httpx
 import pytest
 
-from ftlayer.console.options import ConsoleOptions
-from ftlayer.console.serve import serve
 from ftlayer.errors import MachineError
+from ftlayer.monitor.console.options import ConsoleOptions
+from ftlayer.monitor.console.serve import serve
 from ftlayer.transport.tls import make_certificate
 
 PATIENCE_S = 60.0
@@ -107,7 +107,7 @@ def test_connections_without_a_token_lock_nobody_out(
     tmp_path: Path, login_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bodies that do not come held all connections for good, and each with TLS that says nothing one for a minute."""
-    monkeypatch.setattr("ftlayer.console.serve._CONNECTIONS", 5)
+    monkeypatch.setattr("ftlayer.monitor.console.serve._CONNECTIONS", 5)
     monkeypatch.setattr("ftlayer.transport.sockets.REQUEST_S", 1)
     made = make_certificate(["127.0.0.1"])
     for name, text in (("cert", made.cert), ("key", made.key)):

@@ -13,9 +13,9 @@ from ftlayer.checkpoint.letters import ChainLetter, LetterBatch, LetterKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.storage.dead_letters import StoredLetters
 from ftlayer.checkpoint.storage.keys import storage_key
-from ftlayer.console.options import ConsoleOptions
-from ftlayer.console.searching import Console
-from ftlayer.console.serve import create_app
+from ftlayer.monitor.console.options import ConsoleOptions
+from ftlayer.monitor.console.searching import Console
+from ftlayer.monitor.console.serve import create_app
 from ftlayer.monitor.gather import Gatherer, StoredReports
 from ftlayer.records.ipc import as_stream
 from ftlayer.vertex.calls import Attempt

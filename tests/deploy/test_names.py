@@ -13,7 +13,7 @@ import typer.main
 import yaml
 
 from ftlayer.cli.main import DEFAULT_URL, app
-from ftlayer.console import watch as console_metrics
+from ftlayer.monitor.console import watch as console_metrics
 from ftlayer.vertex.metrics import catalogue
 from ftlayer.vertex.metrics.catalogue import Metric, MetricKind
 from ftlayer.vertex.service.metrics import LIVEZ, READYZ

@@ -30,11 +30,11 @@ from ftlayer.cli.main import app
 from ftlayer.common import restart
 from ftlayer.common.clock import Now
 from ftlayer.config import FTStatus, ServeOptions, TopologyOptions, VertexOptions
-from ftlayer.console import watch as console_metrics
-from ftlayer.console.api import jobs as console_jobs
 from ftlayer.functions.context import Context, KeyTimers
 from ftlayer.functions.handles import AggregatingHandle, ListHandle, ReducingHandle, ValueHandle
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
+from ftlayer.monitor.console import watch as console_metrics
+from ftlayer.monitor.console.api import jobs as console_jobs
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_status import ChainStatus, JobStatus

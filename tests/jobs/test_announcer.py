@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ftlayer.errors import ConfigError, StaleOwnerError, VertexUnavailableError
-from ftlayer.jobs.announcer import JobAnnouncer
+from ftlayer.monitor.jobs.announcer import JobAnnouncer
 from ftlayer.vertex.calls import OrderAction, OrderState
 
 WAIT_S = 600
@@ -56,7 +56,7 @@ def test_an_order_is_carried_out_and_answered(
     text: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "ftlayer.jobs")
+    caplog.set_level(logging.INFO, "ftlayer.monitor.jobs")
     telling.act = act
     announcer.add(telling)
     board.until(always)

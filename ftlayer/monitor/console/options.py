@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ftlayer.common.secret_files import read_file, read_secret
-from ftlayer.console.login import Users
 from ftlayer.errors import ConfigError, FTLayerError, MachineError, error_for_code, install
+from ftlayer.monitor.console.login import Users
 from ftlayer.monitor.plans import EditFunction, edit_function
 from ftlayer.monitor.sources import VertexSource
 from ftlayer.transport.address import Address, parse_listen
@@ -198,7 +198,7 @@ class ConsoleProcess:
         check_extra()
         self._process = subprocess.Popen(
             # -P: the installed package, not a source tree that happens to be the working directory.
-            [sys.executable, "-P", "-m", "ftlayer.console"],
+            [sys.executable, "-P", "-m", "ftlayer.monitor.console"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # Ctrl-C is for the program, which stops the console when it has done with it.

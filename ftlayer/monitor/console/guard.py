@@ -14,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ftlayer.console.login import LoginSession, Sessions, Throttle, User, Users
+from ftlayer.monitor.console.login import LoginSession, Sessions, Throttle, User, Users
 
 API = "/api/"
 LOGIN = "/login"

@@ -13,11 +13,11 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from ftlayer.checkpoint.letters import TIMER_SCHEMA
-from ftlayer.console.asking import AnyCaller
-from ftlayer.console.rendering import console_of, page
-from ftlayer.console.searching import STATES, Console, RecordFilter, SearchResult, record_of, search
-from ftlayer.console.works import with_query
 from ftlayer.errors import ConfigError, UnsupportedError
+from ftlayer.monitor.console.asking import AnyCaller
+from ftlayer.monitor.console.rendering import console_of, page
+from ftlayer.monitor.console.searching import STATES, Console, RecordFilter, SearchResult, record_of, search
+from ftlayer.monitor.console.works import with_query
 from ftlayer.monitor.facts import Facts, explained_facts, job_summary_facts, record_facts
 from ftlayer.monitor.plans import DEAD, no_way_back
 from ftlayer.monitor.row_json import structured_row

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ftlayer.common.clock import Now
-from ftlayer.console.login import Sessions, Throttle, Users
-from ftlayer.console.options import ConsoleOptions
-from ftlayer.console.watch import Traffic, Watch
-from ftlayer.console.works import Works
 from ftlayer.errors import ConfigError, VertexUnavailableError
+from ftlayer.monitor.console.login import Sessions, Throttle, Users
+from ftlayer.monitor.console.options import ConsoleOptions
+from ftlayer.monitor.console.watch import Traffic, Watch
+from ftlayer.monitor.console.works import Works
 from ftlayer.monitor.gather import Gatherer
 from ftlayer.monitor.names import JobNames
 from ftlayer.monitor.plans import DEAD, EditFunction, Search, Selection

@@ -13,9 +13,9 @@ from enum import StrEnum
 from urllib.parse import quote, urlencode
 
 from ftlayer.common.clock import Now
-from ftlayer.console.watch import Watch
 from ftlayer.errors import ConfigError, FTLayerError
 from ftlayer.monitor import plans
+from ftlayer.monitor.console.watch import Watch
 from ftlayer.monitor.facts import Facts, group_facts
 from ftlayer.monitor.health import Page
 from ftlayer.vertex.calls import RecordPage

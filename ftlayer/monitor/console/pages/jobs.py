@@ -11,8 +11,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from markupsafe import Markup
 
-from ftlayer.console import charts, formats
-from ftlayer.console.asking import (
+from ftlayer.errors import ConfigError
+from ftlayer.monitor.console import charts, formats
+from ftlayer.monitor.console.asking import (
     Operator,
     OrderForm,
     PostedForm,
@@ -22,13 +23,12 @@ from ftlayer.console.asking import (
     drawn_id,
     split_job,
 )
-from ftlayer.console.graph import GraphEdge, GraphNode, draw
-from ftlayer.console.guard import Caller
-from ftlayer.console.live import Context, LivePage, Visit, known_hour, shown_hours
-from ftlayer.console.rendering import console_of, go_to, page, say
-from ftlayer.console.searching import Console
-from ftlayer.console.works import job_href
-from ftlayer.errors import ConfigError
+from ftlayer.monitor.console.graph import GraphEdge, GraphNode, draw
+from ftlayer.monitor.console.guard import Caller
+from ftlayer.monitor.console.live import Context, LivePage, Visit, known_hour, shown_hours
+from ftlayer.monitor.console.rendering import console_of, go_to, page, say
+from ftlayer.monitor.console.searching import Console
+from ftlayer.monitor.console.works import job_href
 from ftlayer.monitor.facts import Facts, job_facts
 from ftlayer.vertex.calls import AnnouncedJob, OrderAction
 

@@ -11,14 +11,14 @@ from fastapi.responses import Response
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.loading import check_directory, find_checkpoints, load_checkpoint, read_each
 from ftlayer.checkpoint.storage.report import summary
-from ftlayer.console.asking import PostedForm, SubmittedForm
-from ftlayer.console.guard import LOGIN, peer_of, session_key, too_many
-from ftlayer.console.live import Context, LivePage, Visit, shown_hours
-from ftlayer.console.login import SESSION_MS
-from ftlayer.console.rendering import console_of, go_to, page
-from ftlayer.console.watch import Watch
-from ftlayer.console.works import with_query
 from ftlayer.errors import CheckpointError, ConfigError, UnsupportedError, VertexUnavailableError
+from ftlayer.monitor.console.asking import PostedForm, SubmittedForm
+from ftlayer.monitor.console.guard import LOGIN, peer_of, session_key, too_many
+from ftlayer.monitor.console.live import Context, LivePage, Visit, shown_hours
+from ftlayer.monitor.console.login import SESSION_MS
+from ftlayer.monitor.console.rendering import console_of, go_to, page
+from ftlayer.monitor.console.watch import Watch
+from ftlayer.monitor.console.works import with_query
 from ftlayer.monitor.facts import Facts, audit_facts, iso, overview_facts, seconds
 from ftlayer.vertex.calls import AuditPage, ListAudit
 

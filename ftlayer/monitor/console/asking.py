@@ -14,11 +14,11 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import FormData, UploadFile
 
 from ftlayer.common.checks import Duration, check_known, duration_ms
-from ftlayer.console.guard import Caller
-from ftlayer.console.rendering import caller_of
-from ftlayer.console.searching import Console
-from ftlayer.console.watch import Watch
 from ftlayer.errors import ConfigError
+from ftlayer.monitor.console.guard import Caller
+from ftlayer.monitor.console.rendering import caller_of
+from ftlayer.monitor.console.searching import Console
+from ftlayer.monitor.console.watch import Watch
 from ftlayer.monitor.plans import check_way_back
 from ftlayer.monitor.row_json import row_of_json
 from ftlayer.vertex import calls

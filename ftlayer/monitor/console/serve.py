@@ -24,16 +24,6 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from ftlayer import __version__
 from ftlayer.common.checks import shown
 from ftlayer.common.clock import Now, system_now
-from ftlayer.console.api import jobs as api_jobs
-from ftlayer.console.api import records as api_records
-from ftlayer.console.asking import RefusedError
-from ftlayer.console.guard import API, EVENTS, LOGIN, METRICS, Guard, error_body
-from ftlayer.console.live import events
-from ftlayer.console.options import ConsoleOptions
-from ftlayer.console.pages import dead, jobs, overview, records
-from ftlayer.console.rendering import STATIC_FILES, console_of, page
-from ftlayer.console.searching import Console
-from ftlayer.console.watch import Counted, console_families, exposition
 from ftlayer.errors import (
     ConfigError,
     FTLayerError,
@@ -44,6 +34,16 @@ from ftlayer.errors import (
     UnsupportedError,
     VertexUnavailableError,
 )
+from ftlayer.monitor.console.api import jobs as api_jobs
+from ftlayer.monitor.console.api import records as api_records
+from ftlayer.monitor.console.asking import RefusedError
+from ftlayer.monitor.console.guard import API, EVENTS, LOGIN, METRICS, Guard, error_body
+from ftlayer.monitor.console.live import events
+from ftlayer.monitor.console.options import ConsoleOptions
+from ftlayer.monitor.console.pages import dead, jobs, overview, records
+from ftlayer.monitor.console.rendering import STATIC_FILES, console_of, page
+from ftlayer.monitor.console.searching import Console
+from ftlayer.monitor.console.watch import Counted, console_families, exposition
 from ftlayer.monitor.gather import Gatherer, StoredReports
 from ftlayer.monitor.sources import VertexSource
 from ftlayer.transport.sockets import Door, Notifier, bounded_http, cannot_listen, check_socket_free

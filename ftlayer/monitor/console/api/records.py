@@ -8,12 +8,12 @@ from fastapi import APIRouter, Body, Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from ftlayer.console.asking import AnyCaller, ApiOperator, check_editable, only_known, requeue_edited
-from ftlayer.console.pages.dead import begin_change, begin_work, export, known_work
-from ftlayer.console.pages.overview import ENTRIES, MOST_ENTRIES, audit_of
-from ftlayer.console.pages.records import check_masking, explanation_of, known_record
-from ftlayer.console.rendering import console_of
-from ftlayer.console.searching import (
+from ftlayer.monitor.console.asking import AnyCaller, ApiOperator, check_editable, only_known, requeue_edited
+from ftlayer.monitor.console.pages.dead import begin_change, begin_work, export, known_work
+from ftlayer.monitor.console.pages.overview import ENTRIES, MOST_ENTRIES, audit_of
+from ftlayer.monitor.console.pages.records import check_masking, explanation_of, known_record
+from ftlayer.monitor.console.rendering import console_of
+from ftlayer.monitor.console.searching import (
     MOST,
     PAGE,
     Choice,
@@ -23,7 +23,7 @@ from ftlayer.console.searching import (
     choice_of,
     search,
 )
-from ftlayer.console.works import Wanted, Work, dead_groups
+from ftlayer.monitor.console.works import Wanted, Work, dead_groups
 from ftlayer.monitor.facts import Facts, iso, letter_group_facts, record_facts
 from ftlayer.monitor.file_formats import ExportFormat
 from ftlayer.monitor.row_json import row_of_json

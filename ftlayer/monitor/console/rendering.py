@@ -12,11 +12,11 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from ftlayer.console import charts, formats
-from ftlayer.console import works as places
-from ftlayer.console.guard import Caller
-from ftlayer.console.login import Notice
-from ftlayer.console.searching import Console
+from ftlayer.monitor.console import charts, formats
+from ftlayer.monitor.console import works as places
+from ftlayer.monitor.console.guard import Caller
+from ftlayer.monitor.console.login import Notice
+from ftlayer.monitor.console.searching import Console
 
 HERE = Path(__file__).parent
 STATIC_FILES = HERE / "static"

@@ -10,7 +10,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from ftlayer.console.asking import (
+from ftlayer.errors import ConfigError, MalformedRequestError
+from ftlayer.monitor.console.asking import (
     Operator,
     PostedForm,
     by,
@@ -19,14 +20,13 @@ from ftlayer.console.asking import (
     parsed_payload,
     requeue_edited,
 )
-from ftlayer.console.guard import Caller
-from ftlayer.console.live import Context, LivePage, Visit
-from ftlayer.console.pages.overview import own_path
-from ftlayer.console.pages.records import check_masking, filter_of, known_record, payload_text
-from ftlayer.console.rendering import console_of, go_to, page, say
-from ftlayer.console.searching import Choice, Console, choice_of
-from ftlayer.console.works import Wanted, Work, WorkState, dead_groups, with_query
-from ftlayer.errors import ConfigError, MalformedRequestError
+from ftlayer.monitor.console.guard import Caller
+from ftlayer.monitor.console.live import Context, LivePage, Visit
+from ftlayer.monitor.console.pages.overview import own_path
+from ftlayer.monitor.console.pages.records import check_masking, filter_of, known_record, payload_text
+from ftlayer.monitor.console.rendering import console_of, go_to, page, say
+from ftlayer.monitor.console.searching import Choice, Console, choice_of
+from ftlayer.monitor.console.works import Wanted, Work, WorkState, dead_groups, with_query
 from ftlayer.monitor.differences import Difference, differences
 from ftlayer.monitor.exporting import Page, exported
 from ftlayer.monitor.facts import letter_group_facts, record_facts

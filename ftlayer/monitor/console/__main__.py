@@ -1,4 +1,4 @@
-"""``python -m ftlayer.console``: the child process of a `ftlayer.console.options.ConsoleProcess`.
+"""``python -m ftlayer.monitor.console``: the child process of a `ftlayer.monitor.console.options.ConsoleProcess`.
 
 The first line of stdin is its order; the line printed tells how the start went. It ends when stdin does, or when its
 parent is not its parent any more.
@@ -11,8 +11,8 @@ import os
 import sys
 import threading
 
-from ftlayer.console.options import ConsoleOrder
 from ftlayer.errors import FTLayerError
+from ftlayer.monitor.console.options import ConsoleOrder
 from ftlayer.monitor.sources import VertexSource, sources_here
 from ftlayer.vertex.service.embedded import ChildReport, watch_parent
 
@@ -24,7 +24,7 @@ def main() -> int:
     stop = threading.Event()
     threading.Thread(target=watch_parent, args=(parent, stop), name="ftlayer-watch", daemon=True).start()
     # Late, so that a program that is gone already is noticed during these imports.
-    from ftlayer.console.serve import serve
+    from ftlayer.monitor.console.serve import serve
 
     def look() -> tuple[VertexSource, ...]:
         return order.sources or tuple(source for source in sources_here().sources if source.pid == parent)

@@ -18,12 +18,6 @@ from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
-from ftlayer.console import formats
-from ftlayer.console.asking import checked_caller
-from ftlayer.console.guard import EVENTS, Caller, session_key
-from ftlayer.console.rendering import console_of, page, render
-from ftlayer.console.searching import Console
-from ftlayer.console.watch import Watch
 from ftlayer.errors import (
     ConfigError,
     FTLayerError,
@@ -31,6 +25,12 @@ from ftlayer.errors import (
     UnsupportedError,
     VertexUnavailableError,
 )
+from ftlayer.monitor.console import formats
+from ftlayer.monitor.console.asking import checked_caller
+from ftlayer.monitor.console.guard import EVENTS, Caller, session_key
+from ftlayer.monitor.console.rendering import console_of, page, render
+from ftlayer.monitor.console.searching import Console
+from ftlayer.monitor.console.watch import Watch
 from ftlayer.monitor.facts import iso
 from ftlayer.vertex.calls.jobs import Hour
 

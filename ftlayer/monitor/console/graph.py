@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup, escape
 
-from ftlayer.console import formats
+from ftlayer.monitor.console import formats
 
 # Where the boxes of a graph go, and how its edges run: in layers from left to right (Sugiyama, Tagawa, Toda).
 #

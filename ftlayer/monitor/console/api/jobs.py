@@ -8,10 +8,10 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from ftlayer.console.asking import AnyCaller, ApiOperator, OrderForm, ask, only_known, split_job
-from ftlayer.console.pages.jobs import shown_job, shown_order
-from ftlayer.console.pages.overview import stored_checkpoints
-from ftlayer.console.rendering import console_of
+from ftlayer.monitor.console.asking import AnyCaller, ApiOperator, OrderForm, ask, only_known, split_job
+from ftlayer.monitor.console.pages.jobs import shown_job, shown_order
+from ftlayer.monitor.console.pages.overview import stored_checkpoints
+from ftlayer.monitor.console.rendering import console_of
 from ftlayer.monitor.facts import (
     Facts,
     hour_facts,
