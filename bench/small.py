@@ -26,7 +26,6 @@ from bench.harness import Target, note
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.common.clock import Now
 from ftlayer.config import FTStatus, TopologyOptions
-from ftlayer.handler.handler import FTHandler
 from ftlayer.runtime.acker_mode.slot.shell import AckerSlot, FailCall, PersistCall
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.barrier_mode.slot.barriers import CheckpointParts
@@ -34,6 +33,7 @@ from ftlayer.runtime.barrier_mode.slot.rules import BarrierSlot
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.sinks import open_sink
+from ftlayer.runtime.handler.handler import FTHandler
 from ftlayer.runtime.protocol.messages import Deploy
 from ftlayer.runtime.slot import main
 from ftlayer.runtime.slot.core import SlotCore

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.handler.xor import RecordIds
 from ftlayer.records.ids import tries_or_first
+from ftlayer.runtime.handler.xor import RecordIds
 
 
 def lists_of(lineage: RecordIds) -> list[list[tuple[int, int, int, int]]]:

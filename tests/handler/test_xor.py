@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from ftlayer.errors import JobError
-from ftlayer.handler.handler import FTHandler, Handler, NonFTHandler
-from ftlayer.handler.xor import RecordIds
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import shard_of
+from ftlayer.runtime.handler.handler import FTHandler, Handler, NonFTHandler
+from ftlayer.runtime.handler.xor import RecordIds
 from ftlayer.vertex.calls.common import check_event_ids
 
 

@@ -13,8 +13,8 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.common.checks import fast_dataclass
 from ftlayer.common.telemetry.settings import Tracing
 from ftlayer.config import TopologyOptions
-from ftlayer.handler.xor import RecordIds as RecordIds
 from ftlayer.records.ids import I64Array
+from ftlayer.runtime.handler.xor import RecordIds as RecordIds
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.transport.flight_connection import Endpoint
 

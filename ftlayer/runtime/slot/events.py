@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 import pyarrow as pa
 
 from ftlayer.common.checks import fast_dataclass
-from ftlayer.handler.xor import RecordIds
 from ftlayer.records.ids import U64Array
+from ftlayer.runtime.handler.xor import RecordIds
 from ftlayer.runtime.protocol.messages import FromSlot, ToSlot
 from ftlayer.runtime.slot.views import snapshot
 from ftlayer.runtime.task.actions import SourceRows, TaskEvent

@@ -15,11 +15,11 @@ from ftlayer.common.histogram import Histogram
 from ftlayer.functions.conversion import VALUES, concat, misfit_text, records_in_form, to_batch
 from ftlayer.functions.current import CurrentRecord, running, worst
 from ftlayer.functions.failures import failure_of, raise_signalled
-from ftlayer.handler.handler import Handler
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import I64Array, U64Array
 from ftlayer.records.keyhash import key_column, spark_hash
 from ftlayer.records.partitioning.partitioners import Forward
+from ftlayer.runtime.handler.handler import Handler
 from ftlayer.runtime.protocol.elements import (
     MIN_TIME_MS,
     Batch,

@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ftlayer.handler.xor import concat_record_ids, origins_of
 from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.records.keyhash import key_column
+from ftlayer.runtime.handler.xor import concat_record_ids, origins_of
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS, RecordIds
 from ftlayer.runtime.task.contract import BoolArray, ids_mask
 

@@ -19,7 +19,6 @@ from ftlayer.errors import InvalidTopologyError, ProtocolError
 from ftlayer.functions.conversion import schema_text
 from ftlayer.functions.failures import failure_of
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
-from ftlayer.handler.children import Children
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.records.kernels import native
@@ -40,6 +39,7 @@ from ftlayer.records.partitioning.replay import (
     StoredRows,
     replay_twin,
 )
+from ftlayer.runtime.handler.children import Children
 from ftlayer.runtime.protocol.elements import Batch
 from ftlayer.runtime.task.actions import Send
 from ftlayer.runtime.task.contract import BoolArray

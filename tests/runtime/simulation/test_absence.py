@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from ftlayer.common.clock import Now
 from ftlayer.common.restart import FixedDelay
 from ftlayer.config import TopologyOptions
-from ftlayer.handler.handler import FTHandler
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerJob
 from ftlayer.runtime.acker_mode.driver.isolation import ReplayInput
 from ftlayer.runtime.acker_mode.slot.shell import AckerSlot, FailCall, PersistCall, TakeReplaysCall, XorCall
@@ -44,6 +43,7 @@ from ftlayer.runtime.driver.events import (
 )
 from ftlayer.runtime.driver.job_core import JobCore
 from ftlayer.runtime.driver.slot_record import Crew
+from ftlayer.runtime.handler.handler import FTHandler
 from ftlayer.runtime.protocol.messages import Deploy, FromSlot, Hello, PeersUp
 from ftlayer.runtime.slot import main as loop_module
 from ftlayer.runtime.slot.core import SlotCore

@@ -17,12 +17,12 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobStartError
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Filter, FlatMap, Map, Process
-from ftlayer.handler.handler import FTHandler
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.partitioning.partitioners import Broadcast, HashByKey, Rebalance
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.connectors.sinks import open_sink
+from ftlayer.runtime.handler.handler import FTHandler
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, RecordIds, Watermark
 from ftlayer.runtime.task.actions import (
     Acknowledge,

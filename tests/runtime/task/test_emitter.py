@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from ftlayer.errors import CodecError, ConfigError
 from ftlayer.functions.steps import Map
-from ftlayer.handler.handler import FTHandler, Handler, NonFTHandler
 from ftlayer.records.ids import random_root_ids
 from ftlayer.records.partitioning.partitioners import (
     Broadcast,
@@ -27,6 +26,7 @@ from ftlayer.records.partitioning.partitioners import (
     Shuffle,
 )
 from ftlayer.records.traced import KeySelector
+from ftlayer.runtime.handler.handler import FTHandler, Handler, NonFTHandler
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, RecordIds, Watermark
 from ftlayer.runtime.task.actions import Send
 from ftlayer.runtime.task.emitter import Emitter

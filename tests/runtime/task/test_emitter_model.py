@@ -16,8 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.functions.steps import Map
-from ftlayer.handler.handler import FTHandler
-from ftlayer.handler.xor import Events
 from ftlayer.records.partitioning.partitioners import (
     Broadcast,
     Custom,
@@ -29,6 +27,8 @@ from ftlayer.records.partitioning.partitioners import (
     Shuffle,
 )
 from ftlayer.records.traced import KeySelector
+from ftlayer.runtime.handler.handler import FTHandler
+from ftlayer.runtime.handler.xor import Events
 from ftlayer.runtime.protocol.elements import Batch, RecordIds
 from ftlayer.runtime.task.actions import Send
 from ftlayer.runtime.task.emitter import Emitter

@@ -11,11 +11,11 @@ from ftlayer.common.failures import FailException
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobError
 from ftlayer.functions.steps import Filter, Map
-from ftlayer.handler.handler import FTHandler
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.partitioning.partitioners import HashByKey, Rebalance
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
+from ftlayer.runtime.handler.handler import FTHandler
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, LatencyMarker, RecordIds, Watermark
 from ftlayer.runtime.task.actions import (
     Acknowledge,

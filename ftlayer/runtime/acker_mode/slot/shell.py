@@ -16,8 +16,6 @@ from ftlayer.common.histogram import Exemplar, Histogram
 from ftlayer.common.telemetry.settings import Tracing
 from ftlayer.common.telemetry.spans import EndedSpan, SpanError, SpanExport, open_spans
 from ftlayer.functions.failures import this_process
-from ftlayer.handler.handler import FTHandler
-from ftlayer.handler.xor import RecordIds, joined_values, origins_of
 from ftlayer.records.ids import U64Array, ids_of, operator_key
 from ftlayer.records.traced import Sampler, attempt_span, record_span, span_within, trace_of
 from ftlayer.runtime.acker_mode.slot.vertex_port import OpenedStream, VertexPort
@@ -25,6 +23,8 @@ from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode, Holding
 from ftlayer.runtime.acker_mode.task.range_source import RangeSourceTask
 from ftlayer.runtime.connectors.offset_reader import partition_index
 from ftlayer.runtime.connectors.sinks import open_sink
+from ftlayer.runtime.handler.handler import FTHandler
+from ftlayer.runtime.handler.xor import RecordIds, joined_values, origins_of
 from ftlayer.runtime.protocol.messages import (
     PERSIST,
     SETTLED,

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 
 from ftlayer.common.clock import Now
 from ftlayer.errors import ProtocolError, SourceChangedError, SourceError
-from ftlayer.handler.handler import Handler
 from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.records.ipc import digest_of
+from ftlayer.runtime.handler.handler import Handler
 from ftlayer.runtime.protocol.elements import EndOfStream
 from ftlayer.runtime.task.actions import (
     Action,

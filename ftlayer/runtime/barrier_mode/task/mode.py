@@ -26,7 +26,6 @@ from ftlayer.functions.chains.firing import Interrupted, never
 from ftlayer.functions.keyed import MapTable
 from ftlayer.functions.steps import MAIN, Process, Record, Reduce
 from ftlayer.functions.undo.log import UndoLog
-from ftlayer.handler.handler import Handler, NonFTHandler
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import NO_ROOTS, U64Array
 from ftlayer.records.ipc import read_one_batch
@@ -47,6 +46,7 @@ from ftlayer.runtime.barrier_mode.task.failing.attempts import (
     WaitingRecords,
 )
 from ftlayer.runtime.connectors.offset_reader import partition_index
+from ftlayer.runtime.handler.handler import Handler, NonFTHandler
 from ftlayer.runtime.protocol.elements import (
     MAX_TIME_MS,
     EndOfStream,

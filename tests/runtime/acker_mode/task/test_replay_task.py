@@ -12,11 +12,11 @@ from ftlayer.common.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.functions.steps import Map
-from ftlayer.handler.handler import FTHandler
 from ftlayer.records.ids import random_root_ids, xor_fold_by_root
 from ftlayer.records.partitioning.partitioners import Broadcast, Custom, HashByKey
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
+from ftlayer.runtime.handler.handler import FTHandler
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream
 from ftlayer.runtime.protocol.messages import (
     AllowReplays,

@@ -12,13 +12,13 @@ import pytest
 from ftlayer.common.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.functions.steps import Map
-from ftlayer.handler.handler import FTHandler
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.keyhash import partition_of
 from ftlayer.records.partitioning.partitioners import Broadcast, Forward, HashByKey
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import PersistingSourceTask
 from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
+from ftlayer.runtime.handler.handler import FTHandler
 from ftlayer.runtime.protocol.elements import Batch, LatencyMarker
 from ftlayer.runtime.protocol.messages import ReplayNow
 from ftlayer.runtime.task.actions import (

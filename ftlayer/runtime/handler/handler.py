@@ -6,10 +6,18 @@ from typing import Protocol
 
 import numpy as np
 
-from ftlayer.handler.children import Derived, FTDerived, FTPairs, OnlyCopies, Pairs, Site, UntrackedChildren
-from ftlayer.handler.xor import FTXorHandler, NonFTXorHandler, RecordIds, XorHandler
 from ftlayer.records.ids import I64Array, U64Array, operator_key
 from ftlayer.records.kernels import native
+from ftlayer.runtime.handler.children import (
+    Derived,
+    FTDerived,
+    FTPairs,
+    OnlyCopies,
+    Pairs,
+    Site,
+    UntrackedChildren,
+)
+from ftlayer.runtime.handler.xor import FTXorHandler, NonFTXorHandler, RecordIds, XorHandler
 from ftlayer.vertex.calls import EventIds
 from ftlayer.vertex.persister import FTPersister, IdBook, Persister
 

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ftlayer.common.checks import fast_dataclass
-from ftlayer.handler.xor import RecordIds
 from ftlayer.records.ids import I32Array, I64Array, U64Array, child_ids, join_ids, tries_or_first
 from ftlayer.records.kernels import native
+from ftlayer.runtime.handler.xor import RecordIds
 from ftlayer.vertex.persister import IdBook
 
 NOTHING_OWED: U64Array = np.zeros(0, np.uint64)
