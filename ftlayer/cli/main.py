@@ -38,6 +38,7 @@ from ftlayer.cli.connection import (
     token_of,
     warn,
 )
+from ftlayer.cli.demo.choices import Engine, Kill, Mode
 from ftlayer.cli.jobs import JobName
 from ftlayer.cli.printing import Wide, new_table, print_json, print_table
 from ftlayer.cli.records import (
@@ -53,7 +54,6 @@ from ftlayer.cli.records import (
 from ftlayer.common.clock import system_now
 from ftlayer.common.printable import printable, printing_console, shown_url
 from ftlayer.common.secret_files import read_file, read_secret
-from ftlayer.demo.choices import Engine, Kill, Mode
 from ftlayer.errors import (
     ConfigError,
     FTLayerError,
@@ -674,7 +674,7 @@ def demo(
     from ftlayer.common.java import ensure_java
 
     ensure_java()
-    from ftlayer.demo.run import DemoOptions, run_demo
+    from ftlayer.cli.demo.run import DemoOptions, run_demo
 
     options = DemoOptions(input, kill, lines, batches, dir, keep, json, mode, engine, console)
     raise typer.Exit(run_demo(options, printing_console()))

@@ -14,7 +14,7 @@ import typer
 from rich.prompt import Prompt
 
 from ftlayer.cli.printing import is_terminal
-from ftlayer.scaffold.choices import (
+from ftlayer.cli.scaffold.choices import (
     Choices,
     ProjectKind,
     ProjectMode,
@@ -59,7 +59,7 @@ def new(
 
     On a terminal what is not given is asked for; elsewhere it has its default. The default runs without any server.
     """
-    from ftlayer.scaffold.project import check_free, project, write_project
+    from ftlayer.cli.scaffold.project import check_free, project, write_project
 
     check_free(dir)
     if kind is None:

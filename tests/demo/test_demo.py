@@ -75,7 +75,7 @@ def test_a_driver_that_fails_by_itself_ends_the_demo_with_its_last_words(tmp_pat
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(
-        "import sys\nif 'ftlayer.demo.driver' in sys.orig_argv: sys.exit('no driver today')\n"
+        "import sys\nif 'ftlayer.cli.demo.driver' in sys.orig_argv: sys.exit('no driver today')\n"
     )
     done = run_demo("--lines", 200, "--dir", tmp_path / "run", PYTHONPATH=str(site))
     assert done.returncode == 1

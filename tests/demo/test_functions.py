@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.demo.ledger import MOST_FAILURES, LineError, Service, class_of, reason_of, words_of
+from ftlayer.cli.demo.ledger import MOST_FAILURES, LineError, Service, class_of, reason_of, words_of
 
 
 def words(text: str) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.demo.ledger import (
+from ftlayer.cli.demo.ledger import (
     FAULTS,
     DeadLine,
     Expected,

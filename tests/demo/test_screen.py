@@ -4,10 +4,10 @@ import io
 
 from rich.console import Console
 
-from ftlayer.demo.choices import Victim
-from ftlayer.demo.driver import Progress, Started, Starting
-from ftlayer.demo.run import Screen, TopologyTally
-from ftlayer.demo.supervisor import Happening, Killed
+from ftlayer.cli.demo.choices import Victim
+from ftlayer.cli.demo.driver import Progress, Started, Starting
+from ftlayer.cli.demo.run import Screen, TopologyTally
+from ftlayer.cli.demo.supervisor import Happening, Killed
 
 HAPPENINGS: list[Happening] = [
     Started(),

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from ftlayer.demo.choices import Kill, Kind, Victim
-from ftlayer.demo.driver import (
+from ftlayer.cli.demo.choices import Kill, Kind, Victim
+from ftlayer.cli.demo.driver import (
     BatchDone,
     Event,
     Finished,
@@ -15,8 +15,8 @@ from ftlayer.demo.driver import (
     from_line,
     to_line,
 )
-from ftlayer.demo.run import BatchTally, Recovery, TopologyTally
-from ftlayer.demo.supervisor import BackAgain, Happening, Killed, WentOn
+from ftlayer.cli.demo.run import BatchTally, Recovery, TopologyTally
+from ftlayer.cli.demo.supervisor import BackAgain, Happening, Killed, WentOn
 
 
 def test_counts_follow_the_batches() -> None:

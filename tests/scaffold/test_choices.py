@@ -4,8 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from ftlayer.cli.scaffold.choices import (
+    Choices,
+    ProjectKind,
+    ProjectMode,
+    ProjectSink,
+    ProjectSource,
+    name_of,
+)
 from ftlayer.errors import ConfigError
-from ftlayer.scaffold.choices import Choices, ProjectKind, ProjectMode, ProjectSink, ProjectSource, name_of
 
 
 def test_the_default_needs_no_server_and_no_extra() -> None:

@@ -20,11 +20,18 @@ import pytest
 from programs import find_program
 from pyspark.sql.types import StructType
 
-import ftlayer.scaffold
+import ftlayer.cli.scaffold
 from ftlayer import FTLayer, StreamEnvironment
+from ftlayer.cli.scaffold.choices import (
+    Choices,
+    ProjectKind,
+    ProjectMode,
+    ProjectSink,
+    ProjectSource,
+    sinks_of,
+)
+from ftlayer.cli.scaffold.project import NAME, project, write_project
 from ftlayer.errors import SourceError
-from ftlayer.scaffold.choices import Choices, ProjectKind, ProjectMode, ProjectSink, ProjectSource, sinks_of
-from ftlayer.scaffold.project import NAME, project, write_project
 
 ROOT = Path(__file__).parents[2]
 VARIANTS: dict[str, tuple[ProjectKind, ProjectMode | None]] = {
@@ -59,8 +66,8 @@ def test_there_are_all_combinations() -> None:
 def test_every_template_is_installed() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    (pattern,) = setup["options.package_data"]["ftlayer.scaffold"].split()
-    here = Path(ftlayer.scaffold.__file__).parent
+    (pattern,) = setup["options.package_data"]["ftlayer.cli.scaffold"].split()
+    here = Path(ftlayer.cli.scaffold.__file__).parent
     there = {path for path in (here / "templates").rglob("*") if path.is_file() and not is_of_a_tool(path)}
     # As setuptools looks for them, which leaves out hidden files.
     installed = {Path(path) for path in glob.glob(str(here / pattern / "*"), recursive=True)}
@@ -252,7 +259,7 @@ def test_the_source_of_a_query_takes_its_options(source: ProjectSource, module: 
             data_source.schema()
     else:
         names = getattr(data_source.schema(), "names", None) or data_source.schema()
-        order_of = (ROOT / f"ftlayer/scaffold/templates/sources/{source}/query.py").read_text()
+        order_of = (ROOT / f"ftlayer/cli/scaffold/templates/sources/{source}/query.py").read_text()
         (column,) = re.findall(r'record\["(\w+)"\]', order_of)
         assert column in names
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from ftlayer.cli.scaffold.project import write_project
 from ftlayer.errors import ConfigError
-from ftlayer.scaffold.project import write_project
 
 FILES = {"README.md": "one", "shop/job.py": "two", ".gitignore": "three"}
 

@@ -24,8 +24,8 @@ from ftlayer import (
     StreamEnvironment,
     partitions,
 )
-from ftlayer.demo.driver import BACKOFF, MAX_ATTEMPTS, Event, Progress, RunDirectory, Started, Starting
-from ftlayer.demo.ledger import ENRICHED_SCHEMA, WORDS_SCHEMA, Service, Word, words_of
+from ftlayer.cli.demo.driver import BACKOFF, MAX_ATTEMPTS, Event, Progress, RunDirectory, Started, Starting
+from ftlayer.cli.demo.ledger import ENRICHED_SCHEMA, WORDS_SCHEMA, Service, Word, words_of
 from ftlayer.errors import ConfigError, JobError
 from ftlayer.runtime.driver.job_status import JobStatus
 from ftlayer.runtime.environment import LATEST
@@ -160,7 +160,7 @@ def lines_read(mark: Path) -> int:
 
 
 def input_partitions(directory: Path, marks: Path) -> list[Partition]:
-    """Return the partitions of the files that `ftlayer.demo.checkpointed.prepare` wrote."""
+    """Return the partitions of the files that `ftlayer.cli.demo.checkpointed.prepare` wrote."""
     paths = sorted(str(path) for path in directory.glob("part-*.txt"))
     return [
         Partition(tuple(paths[number::FILES_A_BATCH]), str(marks / f"lines-{number}"))

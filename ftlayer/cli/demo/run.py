@@ -27,10 +27,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ftlayer.common.printable import printable
-from ftlayer.demo.checkpointed import PreparedInput, prepare, prepared_files
-from ftlayer.demo.choices import Engine, Kill, Kind, Mode, Victim, doomed, kind_of
-from ftlayer.demo.driver import (
+from ftlayer.cli.demo.checkpointed import PreparedInput, prepare, prepared_files
+from ftlayer.cli.demo.choices import Engine, Kill, Kind, Mode, Victim, doomed, kind_of
+from ftlayer.cli.demo.driver import (
     MAX_ATTEMPTS,
     BatchDone,
     Finished,
@@ -41,8 +40,16 @@ from ftlayer.demo.driver import (
     Started,
     Starting,
 )
-from ftlayer.demo.ledger import Ledger, Service, recount, settle_checkpointed, settle_query, settle_tracked
-from ftlayer.demo.supervisor import BackAgain, Happening, Killed, Supervisor, WentOn
+from ftlayer.cli.demo.ledger import (
+    Ledger,
+    Service,
+    recount,
+    settle_checkpointed,
+    settle_query,
+    settle_tracked,
+)
+from ftlayer.cli.demo.supervisor import BackAgain, Happening, Killed, Supervisor, WentOn
+from ftlayer.common.printable import printable
 from ftlayer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -366,7 +373,7 @@ MOST_CHECKPOINTS = 20
 """So many of the last ones are listed."""
 
 Checkpoints = list[dict[str, Any]]
-"""As `ftlayer.demo.checkpointed` writes them down, the latest last."""
+"""As `ftlayer.cli.demo.checkpointed` writes them down, the latest last."""
 
 
 @dataclass(frozen=True)

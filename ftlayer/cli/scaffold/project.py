@@ -9,8 +9,8 @@ from pathlib import Path
 from string import Template
 
 from ftlayer import __version__
+from ftlayer.cli.scaffold.choices import Choices, ProjectKind
 from ftlayer.errors import ConfigError
-from ftlayer.scaffold.choices import Choices, ProjectKind
 
 
 def check_free(directory: Path) -> None:

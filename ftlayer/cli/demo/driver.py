@@ -1,8 +1,8 @@
-"""The driver of the demo: ``python -m ftlayer.demo.driver DIRECTORY KIND``, started by the screen.
+"""The driver of the demo: ``python -m ftlayer.cli.demo.driver DIRECTORY KIND``, started by the screen.
 
-What it runs is in `ftlayer.demo.query`, `ftlayer.demo.tracked` and `ftlayer.demo.checkpointed`, and looks like a
-user's own program: nothing in it knows that it is going to be killed. It prints events (`ftlayer.demo.driver`);
-everything else goes to the log.
+What it runs is in `ftlayer.cli.demo.query`, `ftlayer.cli.demo.tracked` and `ftlayer.cli.demo.checkpointed`, and looks
+like a user's own program: nothing in it knows that it is going to be killed. It prints events
+(`ftlayer.cli.demo.driver`); everything else goes to the log.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from ftlayer.demo.choices import Kill, Kind, Victim, doomed
-from ftlayer.demo.ledger import DeadLine, HandChanges, split_record
+from ftlayer.cli.demo.choices import Kill, Kind, Victim, doomed
+from ftlayer.cli.demo.ledger import DeadLine, HandChanges, split_record
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -207,7 +207,7 @@ def main(directory: RunDirectory, kind: Kind) -> None:
     tell = _event_channel()
     tell(Starting("Spark"))
     spark = _session(directory)
-    import_module(f"ftlayer.demo.{kind}").run(spark, directory, tell)
+    import_module(f"ftlayer.cli.demo.{kind}").run(spark, directory, tell)
     spark.stop()
     tell(Finished())
 

@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ftlayer.demo.choices import Kind, Victim
-from ftlayer.demo.driver import (
+from ftlayer.cli.demo.choices import Kind, Victim
+from ftlayer.cli.demo.driver import (
     BatchDone,
     Event,
     Finished,
@@ -185,7 +185,7 @@ class Supervisor:
     def _start_driver(self) -> None:
         with self._directory.log.open("ab") as log:
             self._driver = subprocess.Popen(
-                [sys.executable, "-m", "ftlayer.demo.driver", str(self._directory.root), self._kind],
+                [sys.executable, "-m", "ftlayer.cli.demo.driver", str(self._directory.root), self._kind],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ftlayer import FTLayer, StreamEnvironment
-from ftlayer.demo.checkpointed import PARALLELISM, enriched_words, follow
-from ftlayer.demo.driver import BACKOFF, MAX_ATTEMPTS, Event, RunDirectory, Starting
-from ftlayer.demo.ledger import split_record
+from ftlayer.cli.demo.checkpointed import PARALLELISM, enriched_words, follow
+from ftlayer.cli.demo.driver import BACKOFF, MAX_ATTEMPTS, Event, RunDirectory, Starting
+from ftlayer.cli.demo.ledger import split_record
 from ftlayer.runtime.driver.job_status import JobStatus
 from ftlayer.sinks import FileSink
 from ftlayer.spark.facade import list_records
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 NAMES = {"requeue": "requeued", "edit": "edited", "purge": "purged"}
-"""Fields of `ftlayer.demo.ledger.HandChanges` by what the audit log calls a change."""
+"""Fields of `ftlayer.cli.demo.ledger.HandChanges` by what the audit log calls a change."""
 
 
 def write_dead_letters(layer: FTLayer, directory: RunDirectory) -> None:

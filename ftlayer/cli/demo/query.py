@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftlayer import FTLayer
-from ftlayer.demo.checkpointed import FILES_A_BATCH
-from ftlayer.demo.driver import (
+from ftlayer.cli.demo.checkpointed import FILES_A_BATCH
+from ftlayer.cli.demo.driver import (
     BACKOFF,
     MAX_ATTEMPTS,
     BatchDone,
@@ -20,8 +20,8 @@ from ftlayer.demo.driver import (
     Tell,
     Writing,
 )
-from ftlayer.demo.ledger import ENRICHED_SCHEMA, WORDS_SCHEMA, Service, words_of
-from ftlayer.demo.tracked import write_changes, write_dead_letters
+from ftlayer.cli.demo.ledger import ENRICHED_SCHEMA, WORDS_SCHEMA, Service, words_of
+from ftlayer.cli.demo.tracked import write_changes, write_dead_letters
 from ftlayer.spark.query.supervisor import TrackedQuery
 from ftlayer.vertex.calls import BatchState
 
