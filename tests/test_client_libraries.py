@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ftlayer.clients.libraries import client_library
+from ftlayer.connectors.libraries import client_library
 from ftlayer.errors import ConfigError
 
 # What installs without an extra lacks, and the modules that are imported behind a look for it alone.
@@ -16,7 +16,11 @@ _EXTRAS = (
     "boto3 botocore confluent_kafka deltalake fastapi httptools httpx jinja2 markupsafe multipart nats opentelemetry "
     "paho pika psycopg pyiceberg python_multipart redis s3fs starlette uvicorn uvloop"
 )
-_OF_EXTRAS = ("ftlayer.monitor.console.", "ftlayer.sinks.staging", "ftlayer.vertex.service.otlp_data")
+_OF_EXTRAS = (
+    "ftlayer.monitor.console.",
+    "ftlayer.connectors.postgres.staging",
+    "ftlayer.vertex.service.otlp_data",
+)
 _LOOKS = {"ftlayer.monitor.console.options", "ftlayer.monitor.console.login"}
 
 _IMPORT_ALL = """

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.common.checks import Duration
+from ftlayer.connectors.data_source import QueueDataSource
 from ftlayer.errors import ConfigError, UnsupportedError
 from ftlayer.functions.data_sources import (
     HAS_LIMITS,
@@ -35,7 +36,6 @@ from ftlayer.sources import (
     TailDataSource,
     WebhookDataSource,
 )
-from ftlayer.sources.data_source import QueueDataSource
 
 
 def test_options_are_read_as_what_they_are() -> None:

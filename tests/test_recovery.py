@@ -20,6 +20,7 @@ from ftlayer.common import failures, printable
 from ftlayer.common.clock import Now
 from ftlayer.common.printable import MAX_TEXT
 from ftlayer.common.recovery import is_of_no_row, is_programs, lasting, lasting_in_text
+from ftlayer.connectors.at_least_once import column_of
 from ftlayer.errors import (
     CheckpointStorageError,
     CodecError,
@@ -43,7 +44,6 @@ from ftlayer.runtime.handler.xor import NonFTXorHandler
 from ftlayer.runtime.protocol.channel_frames import encode
 from ftlayer.runtime.protocol.messages import SlotFailed
 from ftlayer.runtime.task.pipeline import SinkOutlet
-from ftlayer.sinks.at_least_once import column_of
 
 CLASSES: list[type[FTLayerError]] = [
     kind

@@ -16,9 +16,9 @@ import pytest
 from ftlayer.checkpoint.storage.files import LocalFiles
 from ftlayer.checkpoint.storage.opening import LOCK, LocalCopies
 from ftlayer.common.secret_files import read_own_secret
+from ftlayer.connectors.tail.source import ROTATED, LocalDisk
 from ftlayer.errors import ConfigError
 from ftlayer.runtime.slot.black_box import FORGOTTEN_S, BlackBox, box_directory, deaths_of
-from ftlayer.sources.tail.data_source import ROTATED, LocalDisk
 from ftlayer.state.lmdb.stores import LocalDirectory
 from ftlayer.transport.sockets import SocketDirectory, socket_directories
 from ftlayer.vertex.acker.compiler import _warn_about_the_cache, kernel

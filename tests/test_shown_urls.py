@@ -21,11 +21,16 @@ from typer.testing import CliRunner
 
 from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.cli.main import app
-from ftlayer.clients import amqp, mqtt, nats, postgres, redis
-from ftlayer.clients.kafka import Brokers, check_properties
 from ftlayer.common.printable import secrets_of, shown_url, without_secrets
 from ftlayer.common.telemetry.settings import Tracing, check_endpoint
 from ftlayer.common.telemetry.spans import open_spans
+from ftlayer.connectors.amqp import client as amqp
+from ftlayer.connectors.http.sink import check_request
+from ftlayer.connectors.kafka.client import Brokers, check_properties
+from ftlayer.connectors.mqtt import client as mqtt
+from ftlayer.connectors.nats import client as nats
+from ftlayer.connectors.postgres import client as postgres
+from ftlayer.connectors.redis import client as redis
 from ftlayer.errors import ConfigError
 from ftlayer.sinks import (
     AmqpSink,
@@ -39,7 +44,6 @@ from ftlayer.sinks import (
     PostgresSink,
     RedisSink,
 )
-from ftlayer.sinks.http import check_request
 from ftlayer.sources import (
     AmqpSource,
     FilesSource,
@@ -406,7 +410,7 @@ def test_no_failure_of_a_connector_tells_a_secret(
 ) -> None:
     port = free_port() if how == REFUSED else echo.server_address[1]
     echo.status = 500 if how == "echo 500" else 400
-    monkeypatch.setattr("ftlayer.sources.kafka.data_source.CALL_S", 0.2)
+    monkeypatch.setattr("ftlayer.connectors.kafka.source.CALL_S", 0.2)
     caplog.set_level(logging.INFO)  # Below it, libraries show what is sent.
     try:
         said = repr(CONNECTORS[name](f"127.0.0.1:{port}", tmp_path))

@@ -13,8 +13,8 @@ from typing import Any
 
 from bench.connectors.broker import BODY, FETCHED, Served, free_port, is_listening
 from bench.jobs import wait_until
+from ftlayer.connectors.mqtt.source import MqttReader
 from ftlayer.sources import MqttSource
-from ftlayer.sources.mqtt.data_source import MqttReader
 from ftlayer.topology.operators import Member
 
 SESSION = "bench-0"

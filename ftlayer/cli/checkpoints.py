@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ftlayer.checkpoint.snapshots import Checkpoint
     from ftlayer.checkpoint.storage.report import Facts
-    from ftlayer.sinks.postgres import RefusedRow
+    from ftlayer.connectors.postgres.sink import RefusedRow
 
 EXIT_DAMAGED = 1
 
@@ -231,8 +231,8 @@ def refused(
     from ftlayer.checkpoint.storage.keys import key_of
     from ftlayer.checkpoint.storage.layout import pieces_directory
     from ftlayer.checkpoint.storage.loading import load_checkpoint
+    from ftlayer.connectors.postgres.sink import PostgresSink
     from ftlayer.runtime.protocol.messages import unseal
-    from ftlayer.sinks.postgres import PostgresSink
 
     if drop and divert is not None:
         raise ConfigError("--drop and --divert: give one of them")

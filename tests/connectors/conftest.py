@@ -62,8 +62,8 @@ def kafka_server() -> Iterator[KafkaServer]:
     found = importlib.util.find_spec("noida_db")
     if found is None or found.origin is None:
         pytest.skip("noida-db is not installed")
-    from ftlayer.sources.kafka import data_source as source
-    from ftlayer.sources.kafka import data_source as splits
+    from ftlayer.connectors.kafka import source
+    from ftlayer.connectors.kafka import source as splits
 
     with pytest.MonkeyPatch.context() as patch:
         # They would ask a server that is gone for the rest of the process.

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ftlayer import FTLayer
+from ftlayer.connectors.queue_stream import owner_of
 from ftlayer.functions.data_sources import HAS_LIMITS
 from ftlayer.sinks import PostgresDataSource
-from ftlayer.sources.queue_stream import owner_of
 
 pytestmark = pytest.mark.spark
 

@@ -15,10 +15,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ftlayer.connectors.kafka.source import SCHEMA
 from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.functions.data_sources import ReadAllAvailable, ReadMaxRows
 from ftlayer.sources import KafkaSource
-from ftlayer.sources.kafka.data_source import SCHEMA
 
 COUNT = count()
 
@@ -134,7 +134,7 @@ def test_partitions_that_are_added_are_read(
 ) -> None:
     from confluent_kafka.admin import AdminClient, NewPartitions
 
-    monkeypatch.setattr("ftlayer.sources.kafka.data_source.DISCOVERY_S", 0.0)
+    monkeypatch.setattr("ftlayer.connectors.kafka.source.DISCOVERY_S", 0.0)
     kafka_server.produce(topic, 0, [0])
     start = source.initialOffset()
     admin = AdminClient({"bootstrap.servers": kafka_server.url})
@@ -168,7 +168,7 @@ def test_an_end_that_the_broker_does_not_know_yet_is_asked_for_again(
             future.set_result(SimpleNamespace(offset=offset))
         return futures
 
-    monkeypatch.setattr("ftlayer.sources.kafka.data_source.ask_offsets", answered)
+    monkeypatch.setattr("ftlayer.connectors.kafka.source.ask_offsets", answered)
     start = {f"{topic}-0": 4, f"{topic}-1": 1}
     assert source.latestOffset(start, ReadAllAvailable()) == start | {f"{topic}-1": 2}
     assert next(answers, None) is None

@@ -17,11 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlayer import RowsRejected
-from ftlayer.clients.kafka import Brokers
+from ftlayer.connectors import table_commits
+from ftlayer.connectors.kafka import messages as messages_module
+from ftlayer.connectors.kafka import sink as sink_module
+from ftlayer.connectors.kafka.client import Brokers
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
-from ftlayer.sinks import FileMessage, KafkaSink, table_commits
-from ftlayer.sinks.kafka import messages as messages_module
-from ftlayer.sinks.kafka import sink as sink_module
+from ftlayer.sinks import FileMessage, KafkaSink
 
 COUNT = count()
 
@@ -113,7 +114,7 @@ def test_a_transaction_that_was_not_answered_is_done_once(
     """Its rows are with the broker: the connection is lost before it is committed, or behind."""
     from confluent_kafka import KafkaError, KafkaException
 
-    from ftlayer.sinks.kafka.sink import KafkaTransactions
+    from ftlayer.connectors.kafka.sink import KafkaTransactions
 
     class Losing:
         """A producer that loses the connection once."""
@@ -149,7 +150,7 @@ def test_one_who_was_replaced_in_a_transaction_commits_nothing(
     kafka_server: Any, sink: KafkaSink, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver that hangs in its commit while another one takes over, and goes on then."""
-    from ftlayer.sinks.kafka import sink as producing
+    from ftlayer.connectors.kafka import sink as producing
 
     message, metadata = sink.write(rows(1, 2)), producing.group_metadata
     zombie, driver = copy_of(sink), copy_of(sink)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 
-from ftlayer.sources.queue_stream import owner_of
+from ftlayer.connectors.queue_stream import owner_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.campaign]
 

@@ -16,11 +16,11 @@ from nats_kit import NatsServer
 from programs import find_program
 from servers import is_open
 
-from ftlayer.clients.nats import NatsAwayError, nats_library
+from ftlayer.connectors.nats.client import NatsAwayError, nats_library
+from ftlayer.connectors.nats.source import NatsReader, Pull
 from ftlayer.errors import SinkError, SourceChangedError, SourceError
 from ftlayer.sinks import NatsSink
 from ftlayer.sources import NatsSource
-from ftlayer.sources.nats.data_source import NatsReader, Pull
 from ftlayer.topology.operators import Fetched, Member, QueueReader
 
 pytest.importorskip("nats")

@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlayer import RowsRejected
+from ftlayer.connectors.nats import sink as rows_module
+from ftlayer.connectors.nats import sink as sink_module
+from ftlayer.connectors.nats import sink as streams_module
+from ftlayer.connectors.nats.sink import NatsStreams
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
 from ftlayer.sinks import FileMessage, NatsSink
-from ftlayer.sinks import nats as rows_module
-from ftlayer.sinks import nats as sink_module
-from ftlayer.sinks import nats as streams_module
-from ftlayer.sinks.nats import NatsStreams
 
 pytest.importorskip("nats")
 

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
+from ftlayer.connectors.delta.sink import DeltaLog
 from ftlayer.errors import ConfigError, UncommittableError
 from ftlayer.sinks import DeltaSink, FileSink, IcebergSink
-from ftlayer.sinks.delta.sink import DeltaLog
 
 COUNT = count()
 

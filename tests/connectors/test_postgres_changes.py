@@ -16,10 +16,10 @@ import msgpack
 import psycopg
 import pytest
 
+from ftlayer.connectors.postgres import changes_reader
+from ftlayer.connectors.postgres.changes_reader import PostgresChangesReader
 from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.sources import PostgresChangesSource
-from ftlayer.sources.postgres import changes_reader
-from ftlayer.sources.postgres.changes_reader import PostgresChangesReader
 from ftlayer.topology.operators import Fetched, Member
 
 Until = Callable[[Callable[[], Any], str], Any]

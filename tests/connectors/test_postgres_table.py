@@ -15,9 +15,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from ftlayer.connectors.postgres.source import PostgresTableReader
 from ftlayer.errors import ConfigError, SourceChangedError
 from ftlayer.sources import PostgresTableSource
-from ftlayer.sources.postgres.data_source import PostgresTableReader
 from ftlayer.topology.operators import Member
 
 Until = Callable[[Callable[[], Any], str], Any]

@@ -15,10 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlayer import RowsRejected
+from ftlayer.connectors import table_commits
+from ftlayer.connectors.redis import sink as sink_module
+from ftlayer.connectors.redis.sink import MAX_FIELDS
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
-from ftlayer.sinks import FileMessage, RedisSink, table_commits
-from ftlayer.sinks import redis as sink_module
-from ftlayer.sinks.redis import MAX_FIELDS
+from ftlayer.sinks import FileMessage, RedisSink
 
 COUNT = count()
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from servers import Link
 
-from ftlayer.clients.reconnecting import FIRST_S, Reconnecting
+from ftlayer.connectors.reconnecting import FIRST_S, Reconnecting
 from ftlayer.topology.operators import Fetched, QueueReader
 
 Until = Callable[[Callable[[], Any], str], Any]
@@ -96,7 +96,9 @@ def test_pauses_between_attempts_to_connect_grow(
     link.mend()
     while reader.is_away:
         assert reader.fetch(1, 0.1) is None
-    told = [record.getMessage() for record in caplog.records if record.name == "ftlayer.clients.reconnecting"]
+    told = [
+        record.getMessage() for record in caplog.records if record.name == "ftlayer.connectors.reconnecting"
+    ]
     assert ["is away" in text for text in told] == [True, False], "an outage is told once, and its end"
     reader.close()
 

@@ -17,18 +17,18 @@ from ftlayer.checkpoint.storage import dead_letters as letter_table
 from ftlayer.checkpoint.storage import metadata
 from ftlayer.checkpoint.storage import report as last_reports
 from ftlayer.checkpoint.storage.metadata import JobResult
+from ftlayer.connectors import queue_stream as spool
+from ftlayer.connectors.at_least_once import SentMessage
+from ftlayer.connectors.delta.sink import DeltaMessage
+from ftlayer.connectors.files.pieces import FilePieces
+from ftlayer.connectors.files.sink import FileMessage
+from ftlayer.connectors.iceberg.sink import IcebergMessage
+from ftlayer.connectors.kafka.messages import KafkaMessage
+from ftlayer.connectors.logs import LogRange
+from ftlayer.connectors.nats.sink import NatsMessage
+from ftlayer.connectors.postgres.sink import PostgresMessage
+from ftlayer.connectors.redis.sink import RedisMessage
 from ftlayer.runtime.protocol import channel_frames
-from ftlayer.sinks.at_least_once import SentMessage
-from ftlayer.sinks.delta.sink import DeltaMessage
-from ftlayer.sinks.files import FileMessage
-from ftlayer.sinks.iceberg.sink import IcebergMessage
-from ftlayer.sinks.kafka.messages import KafkaMessage
-from ftlayer.sinks.nats import NatsMessage
-from ftlayer.sinks.postgres import PostgresMessage
-from ftlayer.sinks.redis import RedisMessage
-from ftlayer.sources import queue_stream as spool
-from ftlayer.sources.files.pieces import FilePieces
-from ftlayer.sources.logs import LogRange
 from ftlayer.spark.query import checkpoint as mark
 from ftlayer.state.snapshots import serializer
 from ftlayer.vertex.calls import Attempt, JobDetails

@@ -16,9 +16,9 @@ import pytest
 import ftlayer
 from ftlayer import FTLayer, StreamEnvironment
 from ftlayer.cli.offline import inspect_vertex, stored_records
+from ftlayer.connectors import queue_stream as spools
+from ftlayer.connectors.queue_stream import Spool
 from ftlayer.errors import CheckpointMismatchError, SourceError, StoreVersionError
-from ftlayer.sources import queue_stream as spools
-from ftlayer.sources.queue_stream import Spool
 from ftlayer.spark.facade import list_records
 from ftlayer.spark.query.checkpoint import MARK, CheckpointMark
 from ftlayer.vertex.service.directory import DESCRIPTION, fix_shards

@@ -25,7 +25,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from ftlayer import CheckpointConfig, FailurePolicy, FTLayer, NoRestart, Retention, StreamEnvironment
-from ftlayer.sources.queue_stream import Spool
+from ftlayer.connectors.queue_stream import Spool
 
 PAUSE = "2m"
 """What waits in a fixture is due so long after it was written."""

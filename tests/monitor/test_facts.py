@@ -11,6 +11,13 @@ import pytest
 
 from ftlayer import FailException, PermanentFailure, sources
 from ftlayer.common.circuit import CircuitState, CircuitStatus
+from ftlayer.connectors.amqp import source as amqp
+from ftlayer.connectors.files.formats import POSITION
+from ftlayer.connectors.kafka import source as kafka
+from ftlayer.connectors.mqtt import source as mqtt
+from ftlayer.connectors.nats import source as nats
+from ftlayer.connectors.postgres.catalog import schema_of_changes
+from ftlayer.connectors.redis import source as redis
 from ftlayer.errors import ResultRowError
 from ftlayer.functions.failures import failure_of
 from ftlayer.monitor import facts
@@ -18,13 +25,6 @@ from ftlayer.monitor.facts.common import masked_failure, masked_reason, masked_t
 from ftlayer.monitor.names import JobNames
 from ftlayer.runtime.driver.slot_record import conviction
 from ftlayer.sources import PolledJsonSource, SseSource, TailSource, WebhookSource
-from ftlayer.sources.amqp import data_source as amqp
-from ftlayer.sources.files.formats import POSITION
-from ftlayer.sources.kafka import data_source as kafka
-from ftlayer.sources.mqtt import data_source as mqtt
-from ftlayer.sources.nats import data_source as nats
-from ftlayer.sources.postgres.catalog import schema_of_changes
-from ftlayer.sources.redis import data_source as redis
 from ftlayer.spark.stages.known import run_isolated
 from ftlayer.vertex.calls import Attempt, RecordInfo
 from ftlayer.vertex.calls.jobs import (

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.common.failures import RowsRejected
-from ftlayer.sinks.at_least_once import SendingWriter, SentMessage
+from ftlayer.connectors.at_least_once import SendingWriter, SentMessage
 
 
 def batch(*numbers: int) -> pa.RecordBatch:

@@ -18,10 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlayer import RowsRejected
+from ftlayer.connectors import table_commits
+from ftlayer.connectors.delta import sink as sink_module
+from ftlayer.connectors.delta.sink import DeltaLog, statistics
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
-from ftlayer.sinks import DeltaDataSource, DeltaSink, FileMessage, table_commits
-from ftlayer.sinks.delta import sink as sink_module
-from ftlayer.sinks.delta.sink import DeltaLog, statistics
+from ftlayer.sinks import DeltaDataSource, DeltaSink, FileMessage
 
 deltalake = pytest.importorskip("deltalake")
 
@@ -199,7 +200,7 @@ def test_a_write_that_fails_leaves_nothing(path: str) -> None:
 
 
 def test_large_writes_are_several_files(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ftlayer.sinks.fitting.CHUNK_BYTES", 16)
+    monkeypatch.setattr("ftlayer.connectors.fitting.CHUNK_BYTES", 16)
     sink = DeltaSink(path)
     message = sink.write(itertools.chain(*(rows(number, number) for number in range(5))))
     assert (len(message.files), message.rows) == (5, 10)

@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 from ftlayer.checkpoint.storage import remote_files
 from ftlayer.checkpoint.storage.files import LocalFiles
 from ftlayer.common.failures import RowsRejected
+from ftlayer.connectors.files import sink as files
 from ftlayer.errors import CheckpointStorageError, ConfigError, SinkTargetError, UncommittableError
-from ftlayer.sinks import FileMessage, FileSink, PostgresMessage, files
+from ftlayer.sinks import FileMessage, FileSink, PostgresMessage
 
 _directories = itertools.count()
 

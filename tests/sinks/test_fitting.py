@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.common.failures import RowsRejected
+from ftlayer.connectors.fitting import as_column, check_fits, chunked, fitted, halved, is_held_by
 from ftlayer.errors import SinkError
-from ftlayer.sinks.fitting import as_column, check_fits, chunked, fitted, halved, is_held_by
 
 POINT = pa.struct([("x", pa.int32()), ("y", pa.int32())])
 WIDE_POINT = pa.struct([("x", pa.int64()), ("y", pa.int64())])
@@ -106,7 +106,7 @@ def test_two_columns_of_one_name_are_refused() -> None:
 
 
 def test_rows_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ftlayer.sinks.fitting.CHUNK_BYTES", 20)
+    monkeypatch.setattr("ftlayer.connectors.fitting.CHUNK_BYTES", 20)
     batches = [pa.record_batch({"a": pa.array(list(range(size)), pa.int64())}) for size in (0, 1, 2, 0, 1, 5)]
     assert [part.num_rows for part in chunked(iter(batches))] == [3, 6]
     assert list(chunked(iter(batches[:1]))) == []

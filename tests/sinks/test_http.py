@@ -15,10 +15,10 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.common.failures import PermanentFailure, RetryLater, RowsRejected
+from ftlayer.connectors.http.sink import retry_after_s
 from ftlayer.errors import ConfigError, SinkError
 from ftlayer.runtime.connectors.sinks import FunctionSinkBody
 from ftlayer.sinks import HttpSink
-from ftlayer.sinks.http import retry_after_s
 
 Answer = Callable[[dict[str, Any]], tuple[int, dict[str, str]]]
 """Of a request's body: status and headers."""

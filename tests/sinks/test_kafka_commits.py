@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftlayer.connectors.kafka import sink as marks_module
+from ftlayer.connectors.kafka.messages import KafkaMessage
+from ftlayer.connectors.kafka.sink import CommitMarks, Fate, KafkaCommits, Mark
 from ftlayer.errors import SinkError, UncommittableError
-from ftlayer.sinks.kafka import sink as marks_module
-from ftlayer.sinks.kafka.messages import KafkaMessage
-from ftlayer.sinks.kafka.sink import CommitMarks, Fate, KafkaCommits, Mark
 
 HOUR_MS = 3_600_000
 

@@ -21,10 +21,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ftlayer.clients.postgres import Fault, fault_of
 from ftlayer.common.failures import RowsRejected
+from ftlayer.connectors import table_commits
+from ftlayer.connectors.postgres import sink as postgres
+from ftlayer.connectors.postgres import staging
+from ftlayer.connectors.postgres.client import Fault, fault_of
 from ftlayer.errors import ConfigError, SinkError, SinkTargetError, UncommittableError
-from ftlayer.sinks import FileMessage, PostgresSink, postgres, staging, table_commits
+from ftlayer.sinks import FileMessage, PostgresSink
 
 _tables = itertools.count()
 

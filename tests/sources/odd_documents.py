@@ -15,11 +15,11 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ftlayer.connectors.files.formats import FileFormat
+from ftlayer.connectors.files.pieces import Piece
+from ftlayer.connectors.from_json import CORRUPT, FromJson
+from ftlayer.connectors.http.pull import PolledJsonSource
 from ftlayer.errors import SourceError
-from ftlayer.sources.files.formats import FileFormat
-from ftlayer.sources.files.pieces import Piece
-from ftlayer.sources.from_json import CORRUPT, FromJson
-from ftlayer.sources.http_pull.data_sources import PolledJsonSource
 
 CHILDREN, DOCUMENTS = int(sys.argv[1]) if len(sys.argv) > 1 else 1, 1_000
 VALUES = (

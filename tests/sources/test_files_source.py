@@ -21,11 +21,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftlayer.connectors.files import source as journals
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.functions.data_sources import ReadAllAvailable, ReadMaxFiles
 from ftlayer.records.beside import misfits
 from ftlayer.sources import FilesSource, TailSource
-from ftlayer.sources.files import data_source as journals
 from ftlayer.topology.operators import Member
 
 Make = Callable[..., FilesSource]

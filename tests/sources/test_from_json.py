@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftlayer.connectors.from_json import CORRUPT, FromJson
 from ftlayer.errors import ConfigError
-from ftlayer.sources.from_json import CORRUPT, FromJson
 
 MESSAGES = pa.schema([("key", pa.string()), ("value", pa.binary()), ("offset", pa.int64())])
 

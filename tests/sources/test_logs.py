@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftlayer.connectors.logs import LogReader, Offsets, limited
 from ftlayer.errors import SourceChangedError
 from ftlayer.functions.data_sources import ReadAllAvailable, ReadMaxRows
-from ftlayer.sources.logs import LogReader, Offsets, limited
 
 ID = pa.schema([("id", pa.string())])
 

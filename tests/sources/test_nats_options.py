@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from ftlayer.connectors.nats.source import delivery_of, reply_to
 from ftlayer.errors import ConfigError
 from ftlayer.functions.data_sources import DataSourceOptions
 from ftlayer.sinks import NatsSink
 from ftlayer.sources import NatsDataSource, NatsSource
-from ftlayer.sources.nats.data_source import delivery_of, reply_to
 
 pytest.importorskip("nats")
 

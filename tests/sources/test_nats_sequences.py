@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.sources.nats.data_source import Sequences
+from ftlayer.connectors.nats.source import Sequences
 
 RANGES = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 8)), max_size=20)
 

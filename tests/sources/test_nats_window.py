@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.sources.nats import data_source as window_module
-from ftlayer.sources.nats.data_source import Sequences, SequenceWindow, StreamDelivery
+from ftlayer.connectors.nats import source as window_module
+from ftlayer.connectors.nats.source import Sequences, SequenceWindow, StreamDelivery
 
 DELIVERIES = count(1)
 

@@ -9,6 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ftlayer.connectors.postgres.catalog import lsn_of, lsn_text, schema_of_changes, to_column, type_of
+from ftlayer.connectors.postgres.source import Settling
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.functions.data_sources import DataSourceOptions
 from ftlayer.sources import (
@@ -17,8 +19,6 @@ from ftlayer.sources import (
     PostgresTableDataSource,
     PostgresTableSource,
 )
-from ftlayer.sources.postgres.catalog import lsn_of, lsn_text, schema_of_changes, to_column, type_of
-from ftlayer.sources.postgres.data_source import Settling
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.operators import Member
 

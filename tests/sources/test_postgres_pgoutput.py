@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.sources.postgres import transactions as pgoutput
-from ftlayer.sources.postgres.transactions import (
+from ftlayer.connectors.postgres import transactions as pgoutput
+from ftlayer.connectors.postgres.transactions import (
     EPOCH_US,
     UNCHANGED,
     Begin,

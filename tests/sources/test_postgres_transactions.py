@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.errors import SourceError
-from ftlayer.sources.postgres.transactions import (
+from ftlayer.connectors.postgres.transactions import (
     Begin,
     CommitMessage,
     Insert,
@@ -20,6 +19,7 @@ from ftlayer.sources.postgres.transactions import (
     Truncate,
     Unit,
 )
+from ftlayer.errors import SourceError
 
 MINE = Relation(1, ("n",))
 OTHER = Relation(2, ("n",))

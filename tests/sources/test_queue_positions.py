@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ftlayer.connectors.queue_stream import pack_position, unpack_position
 from ftlayer.errors import ConfigError
-from ftlayer.sources.queue_stream import pack_position, unpack_position
 
 MINE = ("amqp", "orders")
 

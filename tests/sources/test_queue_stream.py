@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark import cloudpickle
 
+from ftlayer.connectors import queue_stream
+from ftlayer.connectors.queue_stream import QueueStreamReader, Spool
 from ftlayer.errors import SourceChangedError, SourceError
 from ftlayer.functions.data_sources import ReadAllAvailable
-from ftlayer.sources import queue_stream
-from ftlayer.sources.queue_stream import QueueStreamReader, Spool
 from ftlayer.topology.operators import Fetched, Member, Queue
 
 ID = pa.schema([("id", pa.int64())])

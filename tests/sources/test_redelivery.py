@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.sources.queue_stream import NAME_BYTES, RedeliveryWindow
+from ftlayer.connectors.queue_stream import NAME_BYTES, RedeliveryWindow
 
 
 def take(

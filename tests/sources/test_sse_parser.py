@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftlayer.connectors.http.pull import ServerEvent, SseParser
 from ftlayer.errors import SourceError
-from ftlayer.sources.http_pull.data_sources import ServerEvent, SseParser
 
 
 def parsed(*parts: bytes, last_id: str = "") -> list[ServerEvent]:

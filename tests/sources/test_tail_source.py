@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from ftlayer.connectors.tail import source as tail
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.sources import TailSource
-from ftlayer.sources.tail import data_source as tail
 from ftlayer.topology.operators import Fetched, Member, QueueReader
 
 MEMBER = Member("job/lines", 0, 1)

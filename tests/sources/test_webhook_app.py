@@ -13,7 +13,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from ftlayer.sources.webhook.data_source import HmacSignature, Request, WebhookApp, WebhookIntake
+from ftlayer.connectors.http.webhook import HmacSignature, Request, WebhookApp, WebhookIntake
 
 SECRET = "it is raining"
 

@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
+from ftlayer.connectors.http.webhook import WebhookReader
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.sources import WebhookSource
-from ftlayer.sources.webhook.data_source import WebhookReader
 from ftlayer.topology.operators import Fetched, Member
 from ftlayer.transport.tls import make_certificate
 
@@ -148,7 +148,7 @@ def test_a_server_that_ends_by_itself_fails_the_source(opened: Any) -> None:
 
 def test_connections_without_a_request_lock_nobody_out(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each new one beyond the bound ends the oldest that waits; those whose headers do not come are cut off."""
-    monkeypatch.setattr("ftlayer.sources.webhook.data_source._CONNECTIONS", 5)
+    monkeypatch.setattr("ftlayer.connectors.http.webhook._CONNECTIONS", 5)
     monkeypatch.setattr("ftlayer.transport.sockets.REQUEST_S", 0.2)
     reader = opened()
     at = ("127.0.0.1", reader.server.port)

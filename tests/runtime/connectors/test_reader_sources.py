@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from ftlayer.connectors.logs import LogReader
 from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.functions.data_sources import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
 from ftlayer.runtime.connectors.offset_reader import offset_reader
 from ftlayer.runtime.driver.planner_rules import DrainSource
 from ftlayer.runtime.protocol.messages import SplitDone
-from ftlayer.sources.logs import LogReader
 
 ID = pa.schema([("id", pa.int64())])
 

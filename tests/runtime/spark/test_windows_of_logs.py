@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ftlayer import CheckpointConfig, FixedDelay, JobState, StreamEnvironment, tumbling
-from ftlayer.sources.logs import LogReader
+from ftlayer.connectors.logs import LogReader
 
 pytestmark = pytest.mark.spark
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.common.clock import Now
+from ftlayer.connectors.logs import LogReader, Offsets
 from ftlayer.functions.steps import Map
 from ftlayer.records.partitioning.partitioners import Forward, Rebalance
 from ftlayer.runtime.connectors.lane import BatchLimits, OpenSplits, SplitProgress
@@ -37,7 +38,6 @@ from ftlayer.runtime.task.actions import ElementCame, Send, SourceOver, SourceRo
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.event_time import TimedInputs, WatermarkGenerator, times_of
 from ftlayer.runtime.task.untracked import UntrackedTaskMode
-from ftlayer.sources.logs import LogReader, Offsets
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import (
     AssignWatermarks,

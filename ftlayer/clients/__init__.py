@@ -1,1 +1,0 @@
-"""Client libraries of other systems, which come with extras: how each is imported, configured and opened."""

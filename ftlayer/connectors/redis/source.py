@@ -1,0 +1,474 @@
+"""`RedisSource` and `RedisSink` as a Python Data Source."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ftlayer.common.checks import Duration, check_text, check_texts, duration_ms
+from ftlayer.common.printable import hides_secrets, secrets_of, shown_url
+from ftlayer.connectors.data_source import QueueDataSource
+from ftlayer.connectors.queue_stream import pack_position, unpack_position
+from ftlayer.connectors.redis.client import check_redis_url, connect, is_away, redis_library
+from ftlayer.connectors.redis.sink import RedisSink
+from ftlayer.connectors.server_reader import ServerReader
+from ftlayer.errors import ConfigError, SourceChangedError
+from ftlayer.records import beside
+from ftlayer.topology.operators import Fetched, Member, Queue
+
+logger = logging.getLogger(__name__)
+
+
+PAGE = 1_000
+"""Entries are claimed so many at a time."""
+
+
+class Claims:
+    """Looks, twice in ``idle_ms``, for entries that are pending for so long with consumers of others.
+
+    They get a consumer of their own each time, called as one of a subtask that is there no more, whose entries are read
+    from the first one. A name that was read before would not do: what is claimed may be older than what it has read.
+
+    ``XAUTOCLAIM`` would claim what this source's own consumers wait to acknowledge, too: so each of the others is
+    asked for.
+    """
+
+    def __init__(self, client: Any, stream: str, group: str, member: Member, idle_ms: int) -> None:
+        self._client = client
+        self._stream, self._group = stream, group
+        self._member = member
+        self._idle_ms = idle_ms
+        self._due_s = time.monotonic()
+
+    def claim(self) -> int | None:
+        """Claim what there is now, if it is time to look.
+
+        Returns the number of the subtask whose consumer has it; None if there was none. Raises what the client raises:
+        what was claimed by then is found in the group by the next start.
+        """
+        if time.monotonic() < self._due_s:
+            return None
+        consumers = self._client.xinfo_consumers(self._stream, self._group)
+        self._due_s = time.monotonic() + self._idle_ms / 2_000
+        number = self._member.subtask + self._member.parallelism * (1 + secrets.randbits(31))
+        mine = f"{self._member.owner}-{number}"
+        found = sum(
+            self._claim_of(one["name"], mine)
+            for one in consumers
+            if one["pending"] and not self._is_ours(one["name"])
+        )
+        if not found:
+            return None
+        logger.warning(
+            "stream %r, group %r: claimed %d entries that consumers of others held for %d ms",
+            self._stream,
+            self._group,
+            found,
+            self._idle_ms,
+        )
+        return number
+
+    def _is_ours(self, name: bytes) -> bool:
+        prefix = f"{self._member.owner}-".encode()
+        return name.startswith(prefix) and name.removeprefix(prefix).isdigit()
+
+    def _claim_of(self, name: bytes, mine: str) -> int:
+        found = 0
+        while pending := self._client.xpending_range(
+            self._stream, self._group, "-", "+", PAGE, name, idle=self._idle_ms
+        ):
+            ids = [entry[0] for entry in pending]
+            self._client.xclaim(self._stream, self._group, mine, self._idle_ms, ids, justid=True)
+            found += len(ids)
+        return found
+
+
+ID, TIME, FIELDS = "id", "time", "fields"
+
+_BYTES_BY_NAME = pa.map_(pa.string(), pa.binary())
+
+
+def schema_of(fields: Sequence[str]) -> pa.Schema:
+    """Return the schema of entries: id, time of the server, and a text for each of ``fields``, or all as one map."""
+    own = [pa.field(ID, pa.string()), pa.field(TIME, beside.STAMP)]
+    if not fields:
+        return pa.schema([*own, pa.field(FIELDS, _BYTES_BY_NAME)])
+    return pa.schema([*own, *(pa.field(name, pa.string()) for name in fields)])
+
+
+def to_rows(entries: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch:
+    """Return entries ``[id, [name, value, name, value, …]]`` as rows.
+
+    A field that an entry lacks is null; bytes that are no UTF-8 become U+FFFD where a text is asked for.
+    """
+    ids = pa.array(list(map(itemgetter(0), entries)), pa.binary()).cast(pa.string())
+    pairs = list(map(itemgetter(1), entries))
+    names = schema.names[2:]
+    columns = [_as_map(pairs)] if names == [FIELDS] else _by_name(pairs, names)
+    return pa.RecordBatch.from_arrays([ids, _times(ids), *columns], schema=schema)
+
+
+def _times(ids: pa.Array) -> pa.Array:
+    """Return when entries came: the milliseconds that their ids begin with."""
+    begins = pc.list_element(pc.split_pattern(ids, "-", max_splits=1), 0)
+    try:
+        milliseconds = begins.cast(pa.int64()).to_numpy()
+    except pa.ArrowInvalid:  # An id has 64 bits without a sign.
+        milliseconds = list(map(int, begins.to_pylist()))
+    return beside.times(milliseconds, "ms", "Redis", "the time of an id")
+
+
+def _as_map(pairs: Sequence[Sequence[bytes]]) -> pa.Array:
+    flat = list(chain.from_iterable(pairs))
+    offsets = np.zeros(len(pairs) + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, pairs), np.int32, len(pairs)) // 2, out=offsets[1:])
+    return pa.MapArray.from_arrays(
+        pa.array(offsets),
+        beside.texts(flat[::2], "Redis", "a field's name"),
+        pa.array(flat[1::2], pa.binary()),
+        type=_BYTES_BY_NAME,
+    )
+
+
+def _by_name(pairs: Sequence[Sequence[bytes]], names: Sequence[str]) -> list[pa.Array]:
+    wanted = [name.encode() for name in names]
+    flat = list(chain.from_iterable(pairs))
+    # The producer of a stream mostly writes the same fields in the same order.
+    width = 2 * len(wanted)
+    if set(map(len, pairs)) <= {width} and flat[::2] == wanted * len(pairs):
+        return [
+            beside.texts(flat[2 * place + 1 :: width], "Redis", f"field {wanted[place]!r}")
+            for place in range(len(wanted))
+        ]
+    by_name = [dict(zip(each[::2], each[1::2], strict=True)) for each in pairs]
+    return [
+        beside.texts([fields.get(name) for fields in by_name], "Redis", f"field {name!r}") for name in wanted
+    ]
+
+
+START = {"earliest": "0", "latest": "$"}
+
+PENDING_ROWS = 1_000
+"""Pending entries are listed, and acknowledged, so many at a time."""
+
+_FROM_THE_FIRST = b"0-0"
+
+
+def _number_of(entry: bytes) -> tuple[int, ...]:
+    return tuple(map(int, entry.split(b"-")))
+
+
+@hides_secrets(lambda source: secrets_of(source.url))
+class RedisSource(Queue):
+    """Reads a stream of Redis as a consumer group does: the group's other consumers get other entries.
+
+    Each subtask is a consumer. An entry is acknowledged (``XACK``) once it is durable: stored in the vertex, in a
+    completed checkpoint, or in the spool. Until then Redis keeps it pending, and it is read again after a failure; what
+    was stored already is left out by its id. So each entry enters a topology once, if the server keeps what it has
+    answered (``appendfsync always``; what it loses in a crash of its own is lost).
+
+    Entries are read as long as they are in the stream: one that was trimmed before it was read is lost. Those that are
+    pending for a consumer of others stay with it, unless ``claim_idle`` says when it counts as gone.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        stream: str,
+        group: str,
+        *,
+        fields: Sequence[str] = (),
+        start: str = "earliest",
+        claim_idle: Duration | None = None,
+        reconnect_timeout: Duration = "5m",
+    ) -> None:
+        """Nothing is connected to before it is read.
+
+        Args:
+            url: ``redis://user:password@host:6379/0``, ``rediss://…`` with TLS, ``unix:///path``; slots connect.
+            stream: key of the stream; it is made, if it is not there.
+            group: consumer group; it is made, if it is not there.
+            fields: names of fields, each a column with a text. By default there is a column ``fields``, a map of all of
+                an entry's fields (names to bytes). Before them are ``id`` and ``time``, that of the server at which
+                the entry came.
+            start: where a group begins that this makes: ``"earliest"`` entry that is there, or ``"latest"``: those
+                that come from then on.
+            claim_idle: entries that are pending for so long with consumers of others in the group are claimed: longer
+                than any of these takes, or both have the entry. None: they stay.
+            reconnect_timeout: the source fails when the server was away for this long.
+
+        Raises `ConfigError` if redis-py is missing, and for an option that will not do.
+        """
+        check_redis_url(url)
+        check_text(stream, "stream", "the key of a stream")
+        check_text(group, "group", "the name of a consumer group")
+        if isinstance(fields, str) or not isinstance(fields, Sequence):
+            raise ConfigError(f"fields: expected a list of names, got {fields!r}")
+        check_texts(fields, "fields", "the name of a field")
+        if len({ID, TIME, *fields}) < len(fields) + 2:
+            raise ConfigError(f"fields: {list(fields)!r} has a name twice, or one of {ID!r} and {TIME!r}")
+        if list(fields) == [FIELDS]:
+            raise ConfigError(
+                f"fields: a single column cannot be called {FIELDS!r}; leave fields out for all of them"
+            )
+        if start not in START:
+            raise ConfigError(f"start: expected 'earliest' or 'latest', got {start!r}")
+        self.schema: pa.Schema = schema_of(fields)
+        self.claim_idle_ms = None if claim_idle is None else duration_ms(claim_idle, "claim_idle")
+        self.patience_ms = duration_ms(reconnect_timeout, "reconnect_timeout")
+        self.url, self.stream, self.group, self.start = url, stream, group, start
+
+    def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> RedisReader:
+        return RedisReader(self, member, positions, stored=stored)
+
+    @property
+    def place(self) -> str:
+        return f"stream {self.stream!r} of {shown_url(self.url)}"
+
+    def pack(self, last: bytes) -> bytes:
+        return pack_position(self._name, last)
+
+    def unpack(self, position: bytes) -> bytes:
+        """Return the id of the entry that a position is behind; `ConfigError` for one of something else."""
+        (last,) = unpack_position(position, self._name, f"{self.place}, group {self.group!r}")
+        return bytes(last)
+
+    @property
+    def _name(self) -> tuple[str, ...]:
+        return "redis", self.stream, self.group
+
+
+@dataclass(slots=True)
+class _Consumer:
+    """One name in the group, and the entry that was fetched last of what it was given.
+
+    What it was given has growing ids, and is pending until it is acknowledged. So all that is pending up to ``last``
+    was fetched, and nothing behind it. ``is_behind``: there may be some behind it: what it was given when the
+    connection was lost, or by an earlier start.
+    """
+
+    subtask: int
+    name: str
+    last: bytes
+    is_behind: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Receipt:
+    consumer: str
+    ids: pa.Array
+
+
+@dataclass(slots=True)
+class _Todo:
+    """Acknowledgements that were not sent yet: ids, and what was pending of each consumer up to an id."""
+
+    ids: list[pa.Array] = field(default_factory=list)
+    up_to: dict[str, bytes] = field(default_factory=dict)
+
+
+@hides_secrets(lambda reader: reader._secrets)
+class RedisReader(ServerReader):
+    """Of one member of the group. An answer may be lost with the connection: what it gave is pending."""
+
+    def __init__(
+        self, source: RedisSource, member: Member, positions: Mapping[int, bytes], *, stored: bool
+    ) -> None:
+        place, errors = f"{source.place}, group {source.group!r}", (redis_library().RedisError,)
+        super().__init__(place, source.patience_ms, secrets_of(source.url), errors, is_away)
+        self._source = source
+        self._member = member
+        self._client = connect(source.url)
+        self._consumers = [self._consumer(member.subtask, positions)]
+        self._consumers += [self._consumer(gone, positions) for gone in positions if gone != member.subtask]
+        idle_ms, group = source.claim_idle_ms, source.group
+        self._claims = (
+            None if idle_ms is None else Claims(self._client, source.stream, group, member, idle_ms)
+        )
+        self._begun = False
+        self._pending = 0
+        self._todo = _Todo()
+        # Fetched by the reader before this one, and perhaps not acknowledged.
+        earlier = {one.name: one.last for one in self._consumers if one.last != _FROM_THE_FIRST}
+        self._earlier = {} if stored else earlier
+        if stored:
+            self._todo.up_to = earlier
+
+    # ------------------------------------------------------------ connecting
+
+    def _connect(self) -> None:
+        """Make the group, and find consumers of subtasks that are there no more; the client connects by itself."""
+        if self._begun:
+            return
+        self._check_end()
+        self._make_group()
+        known = {one.subtask for one in self._consumers}
+        for subtask in self._subtasks_in_group():
+            if (
+                subtask >= self._member.parallelism
+                and subtask not in known
+                and self._member.reads_for(subtask)
+            ):
+                self._consumers.append(self._consumer(subtask, {}))
+        self._begun = True
+
+    def _check_end(self) -> None:
+        """Raise `SourceChangedError` if the stream ends before what was read of it."""
+        read = max((one.last for one in self._consumers), key=_number_of)
+        if read == _FROM_THE_FIRST:
+            return
+        try:
+            end = bytes(self._client.xinfo_stream(self._source.stream)["last-generated-id"])
+        except redis_library().ResponseError as error:
+            if "no such key" not in str(error):
+                raise
+            end = _FROM_THE_FIRST
+        if _number_of(end) < _number_of(read):
+            raise SourceChangedError(
+                f"{self._source.place}: it ends at entry {end.decode()}, and was read up to {read.decode()}: it was "
+                "made anew, or the server has lost its last entries. If it has newer ones, start again; else give the "
+                "source a uid and a group of its own, which begin where start says"
+            )
+
+    def _make_group(self) -> None:
+        source = self._source
+        try:
+            self._client.xgroup_create(source.stream, source.group, START[source.start], mkstream=True)
+        except redis_library().ResponseError as error:
+            if not str(error).startswith("BUSYGROUP"):
+                raise
+
+    def _subtasks_in_group(self) -> list[int]:
+        prefix = f"{self._member.owner}-".encode()
+        found = self._client.xinfo_consumers(self._source.stream, self._source.group)
+        names = [one["name"].removeprefix(prefix) for one in found if one["name"].startswith(prefix)]
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def _consumer(self, subtask: int, positions: Mapping[int, bytes]) -> _Consumer:
+        position = positions.get(subtask)
+        last = _FROM_THE_FIRST if position is None else self._source.unpack(position)
+        return _Consumer(subtask, f"{self._member.owner}-{subtask}", last)
+
+    def _disconnect(self) -> None:
+        self._client.close()
+        for consumer in self._consumers:
+            consumer.is_behind = True
+
+    # ------------------------------------------------------------ fetching
+
+    def _fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
+        if self._claims is not None and (claimed := self._claims.claim()) is not None:
+            self._consumers.append(self._consumer(claimed, {}))
+        for consumer in self._consumers:
+            if consumer.is_behind:
+                entries = self._read(consumer, consumer.last, max_rows)
+                if entries:
+                    return self._fetched(consumer, entries)
+                consumer.is_behind = False
+        mine = self._consumers[0]
+        entries = self._read(mine, b">", max_rows, "BLOCK", max(1, int(wait_s * 1_000)))
+        return self._fetched(mine, entries) if entries else None
+
+    def _read(self, consumer: _Consumer, behind: bytes, max_rows: int, *blocking: Any) -> list[Any]:
+        reply = self._client.execute_command(
+            "XREADGROUP",
+            *("GROUP", self._source.group, consumer.name),
+            *("COUNT", max_rows, *blocking),
+            *("STREAMS", self._source.stream, behind),
+        )
+        return reply[0][1] if reply else []
+
+    def _fetched(self, consumer: _Consumer, entries: list[Any]) -> Fetched:
+        # One that was deleted from the stream is pending still, and has no fields.
+        rows = to_rows([entry for entry in entries if entry[1] is not None], self._source.schema)
+        ids = rows.column(0)
+        if len(ids) < len(entries):
+            logger.warning(
+                "%s: %d entries were deleted before they were read",
+                self._source.place,
+                len(entries) - len(ids),
+            )
+            ids = pa.array([entry[0] for entry in entries], pa.binary()).cast(pa.string())
+        consumer.last = bytes(entries[-1][0])
+        self._pending += len(entries)
+        return Fetched(rows, consumer.subtask, self._source.pack(consumer.last), _Receipt(consumer.name, ids))
+
+    def _count(self) -> int | None:
+        """See `waiting`. Servers before 7.0 do not know it, nor does one that entries were deleted from."""
+        groups = self._client.xinfo_groups(self._source.stream)
+        lag = next(one.get("lag") for one in groups if one["name"] == self._source.group.encode())
+        if lag is None:
+            return None
+        mine = {one.name.encode() for one in self._consumers}
+        consumers = self._client.xinfo_consumers(self._source.stream, self._source.group)
+        pending = sum(one["pending"] for one in consumers if one["name"] in mine)
+        return int(lag + pending - self._pending)
+
+    # ------------------------------------------------------------ acknowledging
+
+    def _note_durable(self, receipts: Sequence[_Receipt]) -> None:
+        for receipt in receipts:
+            self._todo.ids.append(receipt.ids)
+            self._pending -= len(receipt.ids)
+            if (earlier := self._earlier.pop(receipt.consumer, None)) is not None:
+                self._todo.up_to[receipt.consumer] = earlier
+
+    def _send_acknowledgements(self) -> None:
+        """Send all that there are; those that were sent, and not answered, are sent again."""
+        if not self._begun:
+            return
+        for name, last in list(self._todo.up_to.items()):
+            self._acknowledge_pending(name, last)
+            del self._todo.up_to[name]
+        if self._todo.ids:
+            pipeline = self._client.pipeline(transaction=False)
+            for ids in self._todo.ids:
+                pipeline.xack(self._source.stream, self._source.group, *ids.to_pylist())
+            pipeline.execute()
+            self._todo.ids.clear()
+            self._remove_drained()
+
+    def _acknowledge_pending(self, name: str, last: bytes) -> None:
+        source = self._source
+        while pending := self._client.execute_command(
+            "XPENDING", source.stream, source.group, "-", last, PENDING_ROWS, name
+        ):
+            self._client.xack(source.stream, source.group, *(entry[0] for entry in pending))
+
+    def _remove_drained(self) -> None:
+        """Take consumers out of the group that are there no more and have nothing pending."""
+        source = self._source
+        for consumer in self._consumers[1:]:
+            if consumer.is_behind or self._client.execute_command(
+                "XPENDING", source.stream, source.group, "-", "+", 1, consumer.name
+            ):
+                continue
+            self._client.xgroup_delconsumer(source.stream, source.group, consumer.name)
+            self._consumers.remove(consumer)
+            logger.info("%s: consumer %r has nothing left, and is removed", source.place, consumer.name)
+
+
+class RedisDataSource(QueueDataSource):
+    """``spark.dataSource.register(RedisDataSource)``, then ``format("ftlayer-redis")`` to read or to write.
+
+    Options of a reader are the parameters of `RedisSource`, in camel case (``claimIdle``), ``fields`` with commas
+    between names; ``spool``, see `ftlayer.connectors.queue_stream`: a directory for this query alone, a path or any URL
+    of fsspec's, that driver and tasks reach; ``maxRowsPerTrigger`` (100,000).
+
+    Options of a writer are those of `RedisSink`. A batch that Spark runs again after a restart from the query's
+    checkpoint adds nothing.
+    """
+
+    format = "ftlayer-redis"
+    _queue_class = RedisSource
+    _sink_class = RedisSink
