@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ftlayer.common.backoff import BACKOFF, check_pauses, pauses_of
 from ftlayer.common.checks import (
     MOST_BYTES,
     Duration,
@@ -16,6 +15,7 @@ from ftlayer.common.checks import (
     known_options,
     shown,
 )
+from ftlayer.common.restart import BACKOFF, check_pauses, pauses_of
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import Errors, RetryRules, rules_of

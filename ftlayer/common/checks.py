@@ -16,13 +16,37 @@ import types
 import typing
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, TypeVar, dataclass_transform
 
-from ftlayer.errors import ConfigError, NeverStartedWarning, NotHereError
+from ftlayer.errors import ConfigError, InvalidTopologyError, NeverStartedWarning, NotHereError
+
+
+def check_unlike(names: Sequence[str], what: str) -> None:
+    """Raise `InvalidTopologyError`, with both names, for two columns that are one to Spark."""
+    known: dict[str, str] = {}
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise InvalidTopologyError(f"{what}: two columns are named {name!r}; rename one")
+        other = known.setdefault(name.lower(), name)
+        if other != name and not case_matters():
+            raise InvalidTopologyError(
+                f"{what}: the columns {other!r} and {name!r} are one to Spark, which does not look at case; rename one "
+                "(or set spark.sql.caseSensitive)"
+            )
+
+
+def case_matters() -> bool:
+    """Whether the names of two columns may differ in case alone."""
+    # Late: where nothing is doubtful, nothing of Spark is needed.
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.getActiveSession()
+    return spark is not None and str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true"
+
 
 Duration = timedelta | str | int | float
 """A time: a ``timedelta``, a text with its unit (``"250ms"``, ``"30s"``, ``"5 minutes"``), or a number of seconds."""

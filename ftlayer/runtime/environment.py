@@ -29,8 +29,7 @@ from ftlayer.common.checks import (
     shown,
     users_line,
 )
-from ftlayer.common.notebook import NotebookLine, in_notebook, tell_anyway
-from ftlayer.common.printable import printable
+from ftlayer.common.printable import NotebookLine, in_notebook, printable, tell_anyway
 from ftlayer.common.restart import RestartStrategy, check_strategy
 from ftlayer.common.restart import default_restart as default_restart
 from ftlayer.common.telemetry.settings import tracing_of

@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from ftlayer.checkpoint.dead_letters.letter import DeadLetter, json_text, letter_of, shown_record
-from ftlayer.common.backoff import BACKOFF
 from ftlayer.common.checks import (
     Duration,
     UserFacing,
@@ -23,6 +22,7 @@ from ftlayer.common.checks import (
     shown,
 )
 from ftlayer.common.circuit import Limit, limit_of
+from ftlayer.common.restart import BACKOFF
 from ftlayer.config import FTStatus, VertexKeywords, VertexOptions
 from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import Errors, RetryRules, rules_of

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from ftlayer.checkpoint.dead_letters.announcer import Announcer
 from ftlayer.checkpoint.dead_letters.letter import DeadLetter
-from ftlayer.common.backoff import check_pauses, pauses_of
 from ftlayer.common.checks import (
     Duration,
     check_bool,
@@ -22,8 +21,8 @@ from ftlayer.common.checks import (
     member,
 )
 from ftlayer.common.circuit import Limit
-from ftlayer.common.notebook import tell, tell_anyway
-from ftlayer.common.printable import shown_url
+from ftlayer.common.printable import shown_url, tell, tell_anyway
+from ftlayer.common.restart import check_pauses, pauses_of
 from ftlayer.config import FTStatus, VertexOptions
 from ftlayer.errors import ConfigError, LayerClosedError, UnsupportedError
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules

@@ -6,9 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ftlayer.common.backoff import check_pauses
 from ftlayer.common.checks import check_instance
-from ftlayer.common.restart import RestartStrategy, check_strategy
+from ftlayer.common.restart import RestartStrategy, check_pauses, check_strategy
 from ftlayer.config import FTStatus
 from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import Errors, rules_of

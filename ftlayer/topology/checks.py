@@ -8,8 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.common.checks import check_bool, check_choice, check_int, check_methods
-from ftlayer.common.columns import check_unlike
+from ftlayer.common.checks import check_bool, check_choice, check_int, check_methods, check_unlike
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnhashableKeyError, UnsupportedError
 from ftlayer.functions.aggregates.table import KeyedAggregate
 from ftlayer.functions.steps import MAIN, Process, Reduce

@@ -137,5 +137,5 @@ def test_columns_that_are_one_to_spark(env: GraphBuilder, orders: Orders) -> Non
 def test_columns_that_differ_in_case_alone_where_the_session_looks_at_it(
     env: GraphBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ftlayer.common.columns.case_matters", lambda: True)
+    monkeypatch.setattr("ftlayer.common.checks.case_matters", lambda: True)
     env.source([], "a bigint, A bigint")

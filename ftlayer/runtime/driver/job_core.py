@@ -12,8 +12,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Generic, assert_never
 
-from ftlayer.common.recovery import lasting_in_text
-from ftlayer.common.restart import RestartStrategy, gave_up, note_success, pause_after, restart_of
+from ftlayer.common.restart import (
+    RestartStrategy,
+    gave_up,
+    lasting_in_text,
+    note_success,
+    pause_after,
+    restart_of,
+)
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import FTLayerError, JobStartError, SlotLostError, error_for_code
 from ftlayer.runtime.driver.events import (

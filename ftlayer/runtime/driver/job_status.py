@@ -10,8 +10,7 @@ from ftlayer.checkpoint.coordinator.statistics import CheckpointState
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.common.circuit import CircuitState, CircuitStatus, together
 from ftlayer.common.histogram import BATCH_BOUNDS, Histogram
-from ftlayer.common.notebook import html_table
-from ftlayer.common.printable import shown_url
+from ftlayer.common.printable import html_table, shown_url
 from ftlayer.common.restart import restarts_text
 from ftlayer.records.beside import MISFITS
 from ftlayer.runtime.driver.events import JobState

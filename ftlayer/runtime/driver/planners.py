@@ -12,8 +12,7 @@ from typing import assert_never
 
 from ftlayer.common.clock import Now, system_now
 from ftlayer.common.printable import described
-from ftlayer.common.recovery import lasting
-from ftlayer.common.restart import RestartStrategy, note_success, pause_after
+from ftlayer.common.restart import RestartStrategy, lasting, note_success, pause_after
 from ftlayer.errors import FTLayerError, SourceError
 from ftlayer.functions.failures import raise_signalled
 from ftlayer.runtime.connectors.offset_reader import OffsetReader, offset_reader

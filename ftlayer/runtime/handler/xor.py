@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ftlayer.common.checks import fast_dataclass
-from ftlayer.common.recovery import TRACEBACK, lasting_in_text
+from ftlayer.common.restart import TRACEBACK, lasting_in_text
 from ftlayer.errors import JobError
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import I32Array, I64Array, U64Array, concat_tries, xor_fold_by_root

@@ -23,7 +23,7 @@ from typing import NoReturn, assert_never
 
 from ftlayer.common.clock import Now, system_now
 from ftlayer.common.printable import MAX_TEXT, described, text_of
-from ftlayer.common.recovery import is_programs, lasting
+from ftlayer.common.restart import is_programs, lasting
 from ftlayer.errors import (
     CodecError,
     FTLayerError,

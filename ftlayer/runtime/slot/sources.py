@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ftlayer.common.clock import Now
-from ftlayer.common.recovery import lasting
-from ftlayer.common.restart import NoRestart, RestartStrategy, note_success, pause_after
+from ftlayer.common.restart import NoRestart, RestartStrategy, lasting, note_success, pause_after
 from ftlayer.errors import SourceError, SourceGivenUpError
 from ftlayer.records.beside import MISFITS, misfits
 from ftlayer.runtime.connectors.lane import BatchLimits

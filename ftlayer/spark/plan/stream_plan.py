@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ftlayer.common.checks import check_function, check_ran
+from ftlayer.common.checks import check_function, check_ran, check_unlike
 from ftlayer.common.circuit import Limit
-from ftlayer.common.columns import check_unlike
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnhashableKeyError, UnsupportedError
 from ftlayer.functions.chains.batch_segment import ROW_TAG
 from ftlayer.functions.chains.chain import Chain

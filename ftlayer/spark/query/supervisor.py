@@ -23,12 +23,12 @@ from pyspark.errors import StreamingQueryException
 from ftlayer.checkpoint.dead_letters.reader import FORMAT
 from ftlayer.common.checks import Duration, UserFacing, duration_ms, wait_seconds
 from ftlayer.common.circuit import CircuitState, CircuitStatus
-from ftlayer.common.notebook import html_table
-from ftlayer.common.printable import letters_text, shortened
-from ftlayer.common.recovery import is_programs, lasting
+from ftlayer.common.printable import html_table, letters_text, shortened
 from ftlayer.common.restart import (
     RestartStrategy,
     gave_up,
+    is_programs,
+    lasting,
     note_success,
     pause_after,
     restart_of,

@@ -29,10 +29,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ftlayer.common.backoff import BACKOFF_MS
 from ftlayer.common.checks import check_choice, check_instance, check_int, check_number, known_options, shown
 from ftlayer.common.circuit import Limit
 from ftlayer.common.failures import MAX_RETRY_LATER_MS
+from ftlayer.common.restart import BACKOFF_MS
 from ftlayer.errors import ConfigError, MalformedRequestError, VertexError
 from ftlayer.records.failures import Failure as Failure
 from ftlayer.records.ids import RootRange as RootRange

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.common.circuit import CircuitStatus
-from ftlayer.common.notebook import html_table
+from ftlayer.common.printable import html_table
 from ftlayer.errors import MalformedRequestError
 from ftlayer.vertex.calls.common import (
     I32,

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ftlayer.common.backoff import next_attempt
 from ftlayer.common.clock import Now
+from ftlayer.common.restart import next_attempt
 from ftlayer.errors import ProtocolError, StaleOwnerError, StoreDamagedError
 from ftlayer.records.failures import from_columns, to_columns
 from ftlayer.vertex import calls

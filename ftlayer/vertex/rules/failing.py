@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ftlayer.common.backoff import next_attempt
 from ftlayer.common.clock import Now
+from ftlayer.common.restart import next_attempt
 from ftlayer.records.failures import Failure
 from ftlayer.vertex.rules.live import LiveSegment, by_segment
 from ftlayer.vertex.rules.retry import held, shortened, stored_attempt

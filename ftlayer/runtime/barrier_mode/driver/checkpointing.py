@@ -56,7 +56,7 @@ from ftlayer.checkpoint.storage.opening import DriverStorage
 from ftlayer.checkpoint.storage.removing import sweep_earlier_runs
 from ftlayer.common.clock import system_now
 from ftlayer.common.printable import described, shown_url
-from ftlayer.common.recovery import lasting
+from ftlayer.common.restart import lasting
 from ftlayer.errors import (
     CheckpointDamagedError,
     CheckpointError,

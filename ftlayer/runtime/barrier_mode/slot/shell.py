@@ -25,7 +25,7 @@ from ftlayer.checkpoint.storage.opening import SlotStorage, slot_storage
 from ftlayer.checkpoint.storage.writer import PieceWriter
 from ftlayer.common.clock import system_now
 from ftlayer.common.printable import described, text_of
-from ftlayer.common.recovery import is_programs, lasting
+from ftlayer.common.restart import is_programs, lasting
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, SnapshotCancelledError
 from ftlayer.functions.chains.firing import never
 from ftlayer.functions.failures import raise_signalled, this_process
