@@ -32,7 +32,7 @@ from ftlayer.common.checks import (
 from ftlayer.common.printable import NotebookLine, in_notebook, printable, tell_anyway
 from ftlayer.common.restart import RestartStrategy, check_strategy
 from ftlayer.common.restart import default_restart as default_restart
-from ftlayer.common.telemetry.settings import tracing_of
+from ftlayer.common.telemetry_settings import tracing_of
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import ConfigError, JobStartError
 from ftlayer.functions.retry_rules import Errors

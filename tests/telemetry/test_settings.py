@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ftlayer.common.telemetry.sdk import is_usable
-from ftlayer.common.telemetry.settings import (
+from ftlayer.common.telemetry import is_usable, open_spans
+from ftlayer.common.telemetry_settings import (
     OtlpTarget,
     Tracing,
     check_endpoint,
@@ -15,7 +15,6 @@ from ftlayer.common.telemetry.settings import (
     target_of,
     tracing_of,
 )
-from ftlayer.common.telemetry.spans import open_spans
 from ftlayer.errors import ConfigError
 
 BASE = "OTEL_EXPORTER_OTLP_ENDPOINT"

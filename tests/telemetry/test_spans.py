@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ftlayer.common.telemetry import sdk
-from ftlayer.common.telemetry.settings import Tracing
-from ftlayer.common.telemetry.spans import EndedSpan, SpanError, open_spans
+from ftlayer.common import telemetry as sdk
+from ftlayer.common.telemetry import EndedSpan, SpanError, open_spans
+from ftlayer.common.telemetry_settings import Tracing
 
 TRACE = 5 << 64 | 7
 
@@ -53,7 +53,7 @@ def test_the_sdk_says_nothing_of_what_we_push_and_all_of_what_others_do(
     assert export is not None
     export.send(_span())
     export.close()
-    assert [record.name for record in caplog.records] == ["ftlayer.common.telemetry.spans"]
+    assert [record.name for record in caplog.records] == ["ftlayer.common.telemetry"]
     assert "traces are not taken at" in caplog.text
     logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter").error("of another one")
     assert "of another one" in caplog.text

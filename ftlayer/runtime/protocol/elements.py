@@ -11,7 +11,7 @@ from ftlayer.checkpoint.barrier import Barrier as Barrier
 from ftlayer.checkpoint.barrier import CancelMarker as CancelMarker
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.common.checks import fast_dataclass
-from ftlayer.common.telemetry.settings import Tracing
+from ftlayer.common.telemetry_settings import Tracing
 from ftlayer.config import TopologyOptions
 from ftlayer.records.ids import I64Array
 from ftlayer.runtime.handler.xor import RecordIds as RecordIds

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from ftlayer.common.telemetry.spans import EndedSpan
+from ftlayer.common.telemetry import EndedSpan
 from ftlayer.errors import QueryError, SessionLostError, UnsupportedError
 from ftlayer.records.traced import Sampler
 from ftlayer.spark.protocol import JUDGED

@@ -13,8 +13,8 @@ from ftlayer import __version__
 from ftlayer.common.checks import fast_dataclass
 from ftlayer.common.clock import Now
 from ftlayer.common.histogram import Exemplar, Histogram
-from ftlayer.common.telemetry.settings import Tracing
-from ftlayer.common.telemetry.spans import EndedSpan, SpanError, SpanExport, open_spans
+from ftlayer.common.telemetry import EndedSpan, SpanError, SpanExport, open_spans
+from ftlayer.common.telemetry_settings import Tracing
 from ftlayer.functions.failures import this_process
 from ftlayer.records.ids import U64Array, ids_of, operator_key
 from ftlayer.records.traced import Sampler, attempt_span, record_span, span_within, trace_of

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ftlayer.common.telemetry.spans import EndedSpan
+from ftlayer.common.telemetry import EndedSpan
 from ftlayer.records.traced import Sampler, attempt_span, record_span, trace_of
 from ftlayer.runtime.acker_mode.slot import shell as tracing
 from ftlayer.runtime.acker_mode.slot.shell import AckerTracer, FailCall, PersistCall

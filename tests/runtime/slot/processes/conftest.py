@@ -17,7 +17,7 @@ from pyspark import cloudpickle
 
 from ftlayer.common.histogram import LATENCY_BOUNDS, Histogram
 from ftlayer.common.restart import RestartStrategy
-from ftlayer.common.telemetry.settings import Tracing
+from ftlayer.common.telemetry_settings import Tracing
 from ftlayer.config import FTStatus, TopologyOptions, VertexOptions
 from ftlayer.errors import ProtocolError
 from ftlayer.runtime.acker_mode.slot.shell import AckerSlotFactory

@@ -10,7 +10,7 @@ import pytest
 
 from ftlayer.common.failures import PermanentFailure
 from ftlayer.common.restart import FixedDelay
-from ftlayer.common.telemetry.settings import tracing_of
+from ftlayer.common.telemetry_settings import tracing_of
 from ftlayer.errors import StaleOwnerError
 from ftlayer.runtime.protocol.messages import AskStack, SourceFailed, StackTaken
 from ftlayer.vertex.calls import Stats, StreamOptions
