@@ -13,8 +13,7 @@ from ftlayer.errors import ConfigError, InvalidTopologyError, UnhashableKeyError
 from ftlayer.functions.aggregates.table import KeyedAggregate
 from ftlayer.functions.steps import MAIN, Process, Reduce
 from ftlayer.records.keyhash import key_column
-from ftlayer.records.partitioning.partitioners import Custom, Forward, HashByKey
-from ftlayer.records.partitioning.replay import replay_twin
+from ftlayer.records.partitioning import Custom, Forward, HashByKey, replay_twin
 from ftlayer.records.traced import KeySelector
 from ftlayer.topology import job_graph
 from ftlayer.topology.explain import check_iterations

@@ -16,7 +16,7 @@ from ftlayer.common.restart import RestartStrategy, check_strategy, default_rest
 from ftlayer.config import FTStatus
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.steps import MAIN
-from ftlayer.records.partitioning.partitioners import Forward, Partitioner
+from ftlayer.records.partitioning import Forward, Partitioner
 from ftlayer.topology.checks import check_columns, check_operator, check_parallelism
 from ftlayer.topology.connectors import ParseSchema, Schema
 from ftlayer.topology.explain import TAIL, circle_error, closed_twice

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.common.checks import duration_ms
 from ftlayer.errors import InvalidTopologyError
-from ftlayer.records.partitioning.partitioners import Broadcast, Forward
+from ftlayer.records.partitioning import Broadcast, Forward
 from ftlayer.topology import job_graph
 from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
 from ftlayer.topology.operators import IterationHead, IterationTail, Source

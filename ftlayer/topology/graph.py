@@ -11,7 +11,7 @@ import pyarrow as pa
 from ftlayer.checkpoint.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.checkpoint.failure_policy import OnFailure
 from ftlayer.functions.steps import MAIN
-from ftlayer.records.partitioning.partitioners import Forward, Partitioner, Rebalance
+from ftlayer.records.partitioning import Forward, Partitioner, Rebalance
 from ftlayer.topology.job_graph import LETTERS, display_name, outputs_of
 from ftlayer.topology.operators import Operator
 from ftlayer.vertex.calls import StreamOptions

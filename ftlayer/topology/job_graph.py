@@ -29,7 +29,7 @@ from ftlayer.functions.steps import (
     TwoInputStep,
 )
 from ftlayer.functions.windows.function import WindowFunction
-from ftlayer.records.partitioning.partitioners import (
+from ftlayer.records.partitioning import (
     Broadcast,
     Custom,
     Forward,
@@ -37,14 +37,12 @@ from ftlayer.records.partitioning.partitioners import (
     HashByKey,
     Partitioner,
     Rebalance,
-    Shuffle,
-)
-from ftlayer.records.partitioning.replay import (
     ReplayAnywhere,
     ReplayByRouting,
     ReplayEverywhere,
     ReplayGlobal,
     ReplayPartitioner,
+    Shuffle,
 )
 from ftlayer.records.traced import KeySelector
 from ftlayer.topology.operators import (

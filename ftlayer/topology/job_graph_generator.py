@@ -12,8 +12,15 @@ from ftlayer.config import FTStatus
 from ftlayer.errors import InvalidTopologyError, UnsupportedError
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import MAIN
-from ftlayer.records.partitioning.partitioners import Broadcast, Custom, Forward, HashByKey, Partitioner
-from ftlayer.records.partitioning.replay import HashByKeyGroup, replay_twin
+from ftlayer.records.partitioning import (
+    Broadcast,
+    Custom,
+    Forward,
+    HashByKey,
+    HashByKeyGroup,
+    Partitioner,
+    replay_twin,
+)
 from ftlayer.topology.checks import check_graph, check_writers
 from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
 from ftlayer.topology.job_graph import (

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.errors import ConfigError
-from ftlayer.records.partitioning.partitioners import OutgoingRows
-from ftlayer.records.partitioning.replay import HashByKeyGroup, groups_of, key_groups, subtasks_of
+from ftlayer.records.partitioning import HashByKeyGroup, OutgoingRows, groups_of, key_groups, subtasks_of
 from ftlayer.records.traced import KeySelector
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ftlayer.errors import CodecError, ConfigError, InvalidTopologyError, UnsupportedError
 from ftlayer.records.ids import I32Array, root_ids
 from ftlayer.records.keyhash import spark_hash
-from ftlayer.records.partitioning.partitioners import (
+from ftlayer.records.partitioning import (
     ALL_CHANNELS,
     Broadcast,
     Custom,
@@ -24,9 +24,10 @@ from ftlayer.records.partitioning.partitioners import (
     Partitioner,
     Rebalance,
     Shuffle,
+    StoredRows,
+    replay_twin,
     spread,
 )
-from ftlayer.records.partitioning.replay import StoredRows, replay_twin
 from ftlayer.records.traced import KeySelector
 
 

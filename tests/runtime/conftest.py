@@ -19,7 +19,7 @@ from ftlayer.common.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.functions.steps import Map
 from ftlayer.records.ids import U64Array
-from ftlayer.records.partitioning.partitioners import Forward, Partitioner, Rebalance
+from ftlayer.records.partitioning import Forward, Partitioner, Rebalance
 from ftlayer.runtime.acker_mode.slot.shell import AckerSlot, FailCall, PersistCall, TakeReplaysCall, XorCall
 from ftlayer.runtime.protocol.channel_frames import ElementCodec, decode_grants, is_limits
 from ftlayer.runtime.protocol.elements import Batch, Element, EndOfStream, RecordIds

@@ -23,7 +23,7 @@ from ftlayer.functions.aggregates.table import KeyedAggregate
 from ftlayer.functions.chains.topology import MAIN, TopologyChain, TopologyResult
 from ftlayer.functions.steps import Map, Reduce
 from ftlayer.functions.undo.log import UndoLog, in_pieces
-from ftlayer.records.partitioning.replay import groups_of, key_groups, subtasks_of
+from ftlayer.records.partitioning import groups_of, key_groups, subtasks_of
 from ftlayer.records.traced import KeySelector
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.opening import open_backend

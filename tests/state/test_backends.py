@@ -21,7 +21,7 @@ from ftlayer.errors import SnapshotCancelledError
 from ftlayer.functions.keyed import NAN
 from ftlayer.functions.undo.backend import UndoBackend
 from ftlayer.functions.undo.log import UndoLog
-from ftlayer.records.partitioning.replay import groups_of
+from ftlayer.records.partitioning import groups_of
 from ftlayer.state import opening as backend
 from ftlayer.state import opening as merging
 from ftlayer.state.contract import BackendSnapshot, BackendSpec, Frozen

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.functions.steps import Map
-from ftlayer.records.partitioning.partitioners import HashByKey
+from ftlayer.records.partitioning import HashByKey
 from ftlayer.records.traced import KeySelector
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.checks import check_graph

@@ -15,7 +15,7 @@ from ftlayer.config import FTStatus
 from ftlayer.errors import FTLayerError
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.steps import Filter, Map, Process, Reduce
-from ftlayer.records.partitioning.partitioners import Broadcast, Custom, Forward, HashByKey, Rebalance
+from ftlayer.records.partitioning import Broadcast, Custom, Forward, HashByKey, Rebalance
 from ftlayer.records.traced import KeySelector
 from ftlayer.topology.explain import explain
 from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode

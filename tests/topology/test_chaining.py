@@ -9,7 +9,7 @@ import pytest
 
 from ftlayer.config import FTStatus
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
-from ftlayer.records.partitioning.partitioners import Forward
+from ftlayer.records.partitioning import Forward
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.job_graph_generator import job_graph

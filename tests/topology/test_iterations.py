@@ -14,7 +14,7 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.config import FTStatus
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.process import ProcessFunction
-from ftlayer.records.partitioning.partitioners import Forward, HashByKey
+from ftlayer.records.partitioning import Forward, HashByKey
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
 from ftlayer.topology.explain import check_forced, explain, to_dot, to_mermaid, warn_of_losses

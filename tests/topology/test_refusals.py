@@ -15,7 +15,7 @@ from ftlayer.config import FTStatus
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.steps import Map, Process
-from ftlayer.records.partitioning.partitioners import OutgoingRows
+from ftlayer.records.partitioning import OutgoingRows
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.checks import check_graph
 from ftlayer.topology.graph import StreamEdge, StreamNode

@@ -10,7 +10,7 @@ from ftlayer.config import FTStatus
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnhashableKeyError
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.steps import Filter, Reduce
-from ftlayer.records.partitioning.partitioners import Custom, Forward, Rebalance
+from ftlayer.records.partitioning import Custom, Forward, Rebalance
 from ftlayer.records.traced import KeySelector
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.checks import check_graph

@@ -14,8 +14,7 @@ from pyspark import cloudpickle
 
 from ftlayer.config import FTStatus
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
-from ftlayer.records.partitioning.partitioners import Custom, Forward, HashByKey, Rebalance
-from ftlayer.records.partitioning.replay import ReplayByRouting, replay_twin
+from ftlayer.records.partitioning import Custom, Forward, HashByKey, Rebalance, ReplayByRouting, replay_twin
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
 from ftlayer.topology.explain import explain, to_dot, to_mermaid

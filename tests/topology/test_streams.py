@@ -13,7 +13,7 @@ import pytest
 from ftlayer.errors import ConfigError
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.steps import MapBatches, Process
-from ftlayer.records.partitioning.partitioners import (
+from ftlayer.records.partitioning import (
     Broadcast,
     Custom,
     Forward,

@@ -18,7 +18,7 @@ from ftlayer.functions.failures import failure_of, raise_signalled
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import I64Array, U64Array
 from ftlayer.records.keyhash import key_column, spark_hash
-from ftlayer.records.partitioning.partitioners import Forward
+from ftlayer.records.partitioning import Forward
 from ftlayer.runtime.handler.handler import Handler
 from ftlayer.runtime.protocol.elements import (
     MIN_TIME_MS,

@@ -23,19 +23,17 @@ from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.records.kernels import native
 from ftlayer.records.keyhash import key_column
-from ftlayer.records.partitioning.partitioners import (
+from ftlayer.records.partitioning import (
     REFUSED,
     Broadcast,
     Custom,
     Forward,
     OutgoingRows,
     Partitioner,
-    Shuffle,
-)
-from ftlayer.records.partitioning.replay import (
     ReplayAnywhere,
     ReplayEverywhere,
     ReplayPartitioner,
+    Shuffle,
     StoredRows,
     replay_twin,
 )

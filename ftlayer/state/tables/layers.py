@@ -26,7 +26,7 @@ from ftlayer.errors import StateSerializationError
 from ftlayer.functions.keyed import ATOMS, NAN, Key, is_immutable, private_copy
 from ftlayer.records.kernels import native
 from ftlayer.records.keyhash import spark_hash
-from ftlayer.records.partitioning.replay import key_groups
+from ftlayer.records.partitioning import key_groups
 
 # How many bytes of memory keys and values take up, as `sys.getsizeof` has it for each object that they consist of.
 #

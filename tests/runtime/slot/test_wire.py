@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ftlayer.checkpoint.barrier import Alignment, SnapshotKind
 from ftlayer.errors import CodecError
-from ftlayer.records.partitioning.partitioners import Rebalance
+from ftlayer.records.partitioning import Rebalance
 from ftlayer.runtime.protocol.channel_frames import (
     HEADER_BYTES,
     ElementCodec,

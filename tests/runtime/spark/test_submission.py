@@ -17,7 +17,7 @@ import pytest
 from ftlayer.common.restart import ExponentialDelay, NoRestart
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobError, JobStartError, SlotLostError
-from ftlayer.records.partitioning.partitioners import Forward
+from ftlayer.records.partitioning import Forward
 from ftlayer.runtime.acker_mode.driver import driver_mode as suspicion
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
 from ftlayer.runtime.driver.control_server import ControlServer

@@ -18,7 +18,7 @@ from ftlayer.errors import JobStartError
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Filter, FlatMap, Map, Process
 from ftlayer.records.failures import RowFailure
-from ftlayer.records.partitioning.partitioners import Broadcast, HashByKey, Rebalance
+from ftlayer.records.partitioning import Broadcast, HashByKey, Rebalance
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.connectors.sinks import open_sink

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ftlayer.errors import CodecError, ConfigError
 from ftlayer.functions.steps import Map
 from ftlayer.records.ids import random_root_ids
-from ftlayer.records.partitioning.partitioners import (
+from ftlayer.records.partitioning import (
     Broadcast,
     Custom,
     Forward,

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.functions.steps import Map
-from ftlayer.records.partitioning.partitioners import (
+from ftlayer.records.partitioning import (
     Broadcast,
     Custom,
     Forward,

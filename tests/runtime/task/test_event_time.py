@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ftlayer.common.clock import Now
 from ftlayer.connectors.logs import LogReader, Offsets
 from ftlayer.functions.steps import Map
-from ftlayer.records.partitioning.partitioners import Forward, Rebalance
+from ftlayer.records.partitioning import Forward, Rebalance
 from ftlayer.runtime.connectors.lane import BatchLimits, OpenSplits, SplitProgress
 from ftlayer.runtime.connectors.offset_reader import PositionChain
 from ftlayer.runtime.connectors.readers import SplitReader

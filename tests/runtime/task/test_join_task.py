@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ftlayer.common.clock import Now
 from ftlayer.common.failures import FailException
 from ftlayer.errors import JobError
-from ftlayer.records.partitioning.partitioners import Custom, HashByKey, Partitioner, Rebalance
+from ftlayer.records.partitioning import Custom, HashByKey, Partitioner, Rebalance
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.handler.handler import FTHandler, NonFTHandler
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, RecordIds, Watermark

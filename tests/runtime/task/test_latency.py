@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ftlayer.common.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.functions.steps import Map
-from ftlayer.records.partitioning.partitioners import Broadcast, Forward, Rebalance
+from ftlayer.records.partitioning import Broadcast, Forward, Rebalance
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.handler.handler import FTHandler, NonFTHandler
 from ftlayer.runtime.protocol.elements import Batch, LatencyMarker, RecordIds

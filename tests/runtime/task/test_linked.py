@@ -12,7 +12,7 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobError
 from ftlayer.functions.steps import Filter, Map
 from ftlayer.records.failures import RowFailure
-from ftlayer.records.partitioning.partitioners import HashByKey, Rebalance
+from ftlayer.records.partitioning import HashByKey, Rebalance
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.handler.handler import FTHandler

@@ -15,7 +15,7 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import ProtocolError, TimerFailedError
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.steps import CoProcess, Map, Process
-from ftlayer.records.partitioning.partitioners import HashByKey, Rebalance
+from ftlayer.records.partitioning import HashByKey, Rebalance
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.handler.handler import FTHandler

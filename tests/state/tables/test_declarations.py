@@ -15,7 +15,7 @@ from ftlayer.checkpoint.migration import StateMigration
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState, SubtaskRestore
 from ftlayer.errors import ConfigError, IncompatibleCheckpointError
-from ftlayer.records.partitioning.replay import groups_of
+from ftlayer.records.partitioning import groups_of
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.opening import open_backend
 from ftlayer.state.tables.layers import KeyGroups

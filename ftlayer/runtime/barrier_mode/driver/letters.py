@@ -44,8 +44,7 @@ from ftlayer.functions.conversion import schema_text
 from ftlayer.functions.failures import raise_signalled
 from ftlayer.records.ipc import UNREADABLE, as_stream, read_one_batch
 from ftlayer.records.keyhash import spark_hash
-from ftlayer.records.partitioning.partitioners import OutgoingRows
-from ftlayer.records.partitioning.replay import HashByKeyGroup, key_groups, subtasks_of
+from ftlayer.records.partitioning import HashByKeyGroup, OutgoingRows, key_groups, subtasks_of
 from ftlayer.runtime.barrier_mode.driver.outbox import (
     FIRST_PAUSE_MS,
     EmptyFile,

@@ -26,15 +26,17 @@ from ftlayer.checkpoint.storage.metadata import utc_text
 from ftlayer.common.printable import shown_url
 from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError
 from ftlayer.functions.ttl import plain_name
-from ftlayer.records.partitioning.partitioners import (
+from ftlayer.records.partitioning import (
     Broadcast,
     Custom,
     Global,
+    HashByKeyGroup,
     Partitioner,
     Rebalance,
+    ReplayPartitioner,
     Shuffle,
+    groups_of,
 )
-from ftlayer.records.partitioning.replay import HashByKeyGroup, ReplayPartitioner, groups_of
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.barrier_mode.task.failing.attempts import WAITING_TABLE
 from ftlayer.runtime.connectors.offset_reader import partition_index

@@ -18,8 +18,7 @@ from ftlayer.checkpoint.snapshots import ChannelState, InFlight, Piece, Restore,
 from ftlayer.checkpoint.storage.writer import PieceWriter
 from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError
 from ftlayer.functions.conversion import schema_text
-from ftlayer.records.partitioning.partitioners import OutgoingRows
-from ftlayer.records.partitioning.replay import HashByKeyGroup
+from ftlayer.records.partitioning import HashByKeyGroup, OutgoingRows
 from ftlayer.runtime.protocol.channel_frames import VERSION, ElementCodec, rows_in, version_of
 from ftlayer.runtime.protocol.elements import Batch
 from ftlayer.runtime.slot.outgoing import RemoteOutput

@@ -29,7 +29,7 @@ from ftlayer.common.restart import is_programs, lasting
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, SnapshotCancelledError
 from ftlayer.functions.chains.firing import never
 from ftlayer.functions.failures import raise_signalled, this_process
-from ftlayer.records.partitioning.replay import groups_of
+from ftlayer.records.partitioning import groups_of
 from ftlayer.runtime.barrier_mode.slot.barriers import (
     BeginSnapshot,
     CancelSnapshot,

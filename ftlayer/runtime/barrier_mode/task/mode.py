@@ -29,8 +29,7 @@ from ftlayer.functions.undo.log import UndoLog
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import NO_ROOTS, U64Array
 from ftlayer.records.ipc import read_one_batch
-from ftlayer.records.partitioning.partitioners import Broadcast
-from ftlayer.records.partitioning.replay import groups_of
+from ftlayer.records.partitioning import Broadcast, groups_of
 from ftlayer.runtime.barrier_mode.task.failing.alone import RecordsAlone, ToChannels
 from ftlayer.runtime.barrier_mode.task.failing.attempts import (
     DRAWN_KEY,

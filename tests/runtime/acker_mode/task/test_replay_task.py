@@ -13,7 +13,7 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.functions.steps import Map
 from ftlayer.records.ids import random_root_ids, xor_fold_by_root
-from ftlayer.records.partitioning.partitioners import Broadcast, Custom, HashByKey
+from ftlayer.records.partitioning import Broadcast, Custom, HashByKey
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
 from ftlayer.runtime.handler.handler import FTHandler

@@ -14,7 +14,7 @@ from ftlayer.config import TopologyOptions
 from ftlayer.functions.steps import Map
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.keyhash import partition_of
-from ftlayer.records.partitioning.partitioners import Broadcast, Forward, HashByKey
+from ftlayer.records.partitioning import Broadcast, Forward, HashByKey
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import PersistingSourceTask
 from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask

@@ -12,7 +12,7 @@ from ftlayer.common.clock import Now
 from ftlayer.errors import ProtocolError
 from ftlayer.functions.steps import Map
 from ftlayer.records.ids import RootRange, ids_of, xor_fold_by_root
-from ftlayer.records.partitioning.partitioners import Broadcast, Forward, HashByKey
+from ftlayer.records.partitioning import Broadcast, Forward, HashByKey
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import PersistingSourceTask
 from ftlayer.runtime.handler.handler import FTHandler

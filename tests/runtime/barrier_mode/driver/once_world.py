@@ -15,7 +15,7 @@ from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskRestore, SubtaskSnap
 from ftlayer.common.clock import Now
 from ftlayer.common.restart import FixedDelay
 from ftlayer.errors import CommitFailedError, JobError
-from ftlayer.records.partitioning.partitioners import Rebalance
+from ftlayer.records.partitioning import Rebalance
 from ftlayer.runtime.barrier_mode.driver.committing import Committer
 from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import ReaderCheckpoints, unpack_captured
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode

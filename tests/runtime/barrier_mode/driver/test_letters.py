@@ -26,8 +26,7 @@ from ftlayer.common.restart import NoRestart
 from ftlayer.errors import CheckpointStorageError, ConfigError, StaleOwnerError
 from ftlayer.functions.steps import Map
 from ftlayer.records.ipc import as_stream
-from ftlayer.records.partitioning.partitioners import Rebalance
-from ftlayer.records.partitioning.replay import HashByKeyGroup, key_groups, subtasks_of
+from ftlayer.records.partitioning import HashByKeyGroup, Rebalance, key_groups, subtasks_of
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.barrier_mode.driver import checkpointing as checkpoint_io
 from ftlayer.runtime.barrier_mode.driver import letters

@@ -28,8 +28,16 @@ from ftlayer.checkpoint.snapshots import (
 )
 from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError
 from ftlayer.functions.steps import Map, Reduce
-from ftlayer.records.partitioning.partitioners import Broadcast, Custom, Forward, Global, Rebalance, Shuffle
-from ftlayer.records.partitioning.replay import HashByKeyGroup, groups_of
+from ftlayer.records.partitioning import (
+    Broadcast,
+    Custom,
+    Forward,
+    Global,
+    HashByKeyGroup,
+    Rebalance,
+    Shuffle,
+    groups_of,
+)
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.barrier_mode.driver.restoring import edge_infos, goes_back, operator_infos, restores
 from ftlayer.runtime.barrier_mode.task.failing.attempts import WAITING_TABLE

@@ -25,8 +25,7 @@ from ftlayer.common.clock import Now
 from ftlayer.functions.keyed import StateCache
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Process
-from ftlayer.records.partitioning.partitioners import Rebalance
-from ftlayer.records.partitioning.replay import HashByKeyGroup
+from ftlayer.records.partitioning import HashByKeyGroup, Rebalance
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Watermark

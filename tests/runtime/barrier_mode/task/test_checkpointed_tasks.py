@@ -25,7 +25,7 @@ from ftlayer.checkpoint.snapshots import (
 from ftlayer.errors import InvalidTopologyError, JobError, ProtocolError, SnapshotCancelledError, SourceError
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.steps import CoProcess, Map, Process, Reduce
-from ftlayer.records.partitioning.partitioners import Broadcast, Rebalance
+from ftlayer.records.partitioning import Broadcast, Rebalance
 from ftlayer.runtime.barrier_mode.task.mode import LOOK_MS, BarrierTaskMode
 from ftlayer.runtime.connectors.offset_reader import pack_rows, partition_key
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, EndOfStream, Splits, Watermark

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.records.partitioning.replay import groups_of
+from ftlayer.records.partitioning import groups_of
 from ftlayer.runtime.barrier_mode.task.failing.attempts import DRAWN_AT_ONCE, DRAWN_KEY, DrawnKeys
 from ftlayer.state.tables.layers import KeyGroups
 

@@ -47,8 +47,7 @@ from ftlayer.functions.interval_join import IntervalJoin
 from ftlayer.functions.steps import CoProcess, Process
 from ftlayer.functions.windows.function import Collected, Fixed, Window, window_function
 from ftlayer.records.ipc import read_one_batch
-from ftlayer.records.partitioning.partitioners import Custom
-from ftlayer.records.partitioning.replay import HashByKeyGroup, groups_of, key_groups, subtasks_of
+from ftlayer.records.partitioning import Custom, HashByKeyGroup, groups_of, key_groups, subtasks_of
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.barrier_mode.task.failing.attempts import WaitingRecord, WaitingRecords
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode

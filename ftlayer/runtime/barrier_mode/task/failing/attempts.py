@@ -29,7 +29,7 @@ from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import I64Array
 from ftlayer.records.ipc import as_message, as_stream, has_dictionaries, may_share, row_alone
 from ftlayer.records.keyhash import spark_hash
-from ftlayer.records.partitioning.replay import key_groups
+from ftlayer.records.partitioning import key_groups
 from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.contract import Suspects
 from ftlayer.runtime.task.pipeline import ChannelOutlet, Fired, OperatorChain, Routed

@@ -18,8 +18,7 @@ from ftlayer.checkpoint.snapshots import Piece, Restore, SnapshotTimes
 from ftlayer.common.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.functions.steps import Map
-from ftlayer.records.partitioning.partitioners import Rebalance
-from ftlayer.records.partitioning.replay import HashByKeyGroup
+from ftlayer.records.partitioning import HashByKeyGroup, Rebalance
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.barrier_mode.slot.barriers import (
     BeginSnapshot,

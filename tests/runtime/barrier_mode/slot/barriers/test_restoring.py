@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ftlayer.checkpoint.barrier import Alignment
 from ftlayer.checkpoint.snapshots import ChannelState, InFlight, Piece, Restore, SubtaskRestore
 from ftlayer.errors import FTLayerError, IncompatibleCheckpointError
-from ftlayer.records.partitioning.partitioners import OutgoingRows, Rebalance
+from ftlayer.records.partitioning import OutgoingRows, Rebalance
 from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel, read_batches
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import Batch

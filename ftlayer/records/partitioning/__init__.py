@@ -1,1 +1,0 @@
-"""Partitioners, which give every record its channels, and their replay twins."""
