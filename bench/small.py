@@ -33,7 +33,7 @@ from ftlayer.runtime.barrier_mode.slot.rules import BarrierSlot
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.sinks import open_sink
-from ftlayer.runtime.handler.handler import FTHandler
+from ftlayer.runtime.handler import FTHandler
 from ftlayer.runtime.protocol.messages import Deploy
 from ftlayer.runtime.slot import main
 from ftlayer.runtime.slot.core import SlotCore

@@ -40,7 +40,7 @@ from ftlayer.errors import (
 from ftlayer.functions.chains.bisect import settle
 from ftlayer.functions.chains.topology import MAIN
 from ftlayer.functions.failures import failure_of, traceback_of
-from ftlayer.runtime.handler.xor import NonFTXorHandler
+from ftlayer.runtime.handler import NonFTXorHandler
 from ftlayer.runtime.protocol.channel_frames import encode
 from ftlayer.runtime.protocol.messages import SlotFailed
 from ftlayer.runtime.task.pipeline import SinkOutlet

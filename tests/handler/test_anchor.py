@@ -11,9 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.records.ids import child_ids, operator_key, random_root_ids
-from ftlayer.runtime.handler.children import Children
-from ftlayer.runtime.handler.handler import FTAnchorHandler, FTHandler, NonFTAnchorHandler
-from ftlayer.runtime.handler.xor import Events, RecordIds
+from ftlayer.runtime.handler import (
+    Children,
+    Events,
+    FTAnchorHandler,
+    FTHandler,
+    NonFTAnchorHandler,
+    RecordIds,
+)
 
 
 def lineage_of(*records: list[int]) -> RecordIds:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.records.ids import tries_or_first
-from ftlayer.runtime.handler.xor import RecordIds
+from ftlayer.runtime.handler import RecordIds
 
 
 def lists_of(lineage: RecordIds) -> list[list[tuple[int, int, int, int]]]:

@@ -8,8 +8,7 @@ import pytest
 from ftlayer.errors import JobError
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import shard_of
-from ftlayer.runtime.handler.handler import FTHandler, Handler, NonFTHandler
-from ftlayer.runtime.handler.xor import RecordIds
+from ftlayer.runtime.handler import FTHandler, Handler, NonFTHandler, RecordIds
 from ftlayer.vertex.calls.common import check_event_ids
 
 

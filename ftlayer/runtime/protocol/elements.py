@@ -14,7 +14,7 @@ from ftlayer.common.checks import fast_dataclass
 from ftlayer.common.telemetry_settings import Tracing
 from ftlayer.config import TopologyOptions
 from ftlayer.records.ids import I64Array
-from ftlayer.runtime.handler.xor import RecordIds as RecordIds
+from ftlayer.runtime.handler import RecordIds as RecordIds
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.transport.flight_connection import Endpoint
 

@@ -18,7 +18,7 @@ from ftlayer.common.histogram import Exemplar
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.handler.xor import RecordIds
+from ftlayer.runtime.handler import RecordIds
 from ftlayer.runtime.protocol.channel_frames import ElementCodec, decode_grants, is_limits
 from ftlayer.runtime.protocol.elements import Barrier, Batch
 from ftlayer.runtime.slot.credit import MAX_WAIT_MS, Crediting

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ftlayer.common.checks import fast_dataclass
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.handler.xor import RecordIds
+from ftlayer.runtime.handler import RecordIds
 from ftlayer.runtime.protocol.messages import FromSlot, ToSlot
 from ftlayer.runtime.slot.views import snapshot
 from ftlayer.runtime.task.actions import SourceRows, TaskEvent

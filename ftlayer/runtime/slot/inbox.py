@@ -12,7 +12,7 @@ import pyarrow as pa
 from ftlayer.common.checks import fast_dataclass
 from ftlayer.config import TopologyOptions
 from ftlayer.records.ids import I32Array, I64Array, U64Array
-from ftlayer.runtime.handler.xor import concat_record_ids
+from ftlayer.runtime.handler import concat_record_ids
 from ftlayer.runtime.protocol.elements import Barrier, Batch, Element, RecordIds
 from ftlayer.runtime.slot.views import snapshot
 from ftlayer.topology.job_graph import Channel, JobGraph

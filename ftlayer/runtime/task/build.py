@@ -19,7 +19,7 @@ from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import I64Array, U64Array
 from ftlayer.records.keyhash import key_column, spark_hash
 from ftlayer.records.partitioning import Forward
-from ftlayer.runtime.handler.handler import Handler
+from ftlayer.runtime.handler import Handler
 from ftlayer.runtime.protocol.elements import (
     MIN_TIME_MS,
     Batch,

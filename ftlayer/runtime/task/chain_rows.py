@@ -10,7 +10,7 @@ from ftlayer.common.circuit import CircuitStatus
 from ftlayer.common.clock import Now
 from ftlayer.functions.chains.firing import TimerKind
 from ftlayer.functions.current import UNTRACKED, Known
-from ftlayer.runtime.handler.handler import Handler
+from ftlayer.runtime.handler import Handler
 from ftlayer.runtime.protocol.elements import Batch, Idle, Watermark
 from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.contract import KnownOf, replayed

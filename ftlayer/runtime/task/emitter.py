@@ -15,9 +15,7 @@ from ftlayer.common.histogram import Histogram
 from ftlayer.errors import CodecError
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import I32Array, I64Array, U64Array
-from ftlayer.runtime.handler.children import Children
-from ftlayer.runtime.handler.handler import Handler
-from ftlayer.runtime.handler.xor import RecordIds, XorHandler
+from ftlayer.runtime.handler import Children, Handler, RecordIds, XorHandler
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Idle, LatencyMarker, Splits, Watermark
 from ftlayer.runtime.task.actions import Acknowledge, Action, FailRoots, Send
 from ftlayer.runtime.task.routes import OutEdge, Routes, StoredRouting, ask, asked, taken

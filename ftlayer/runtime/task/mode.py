@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from ftlayer.runtime.handler.handler import Handler
+from ftlayer.runtime.handler import Handler
 from ftlayer.runtime.task.chain_plan import ChainPlan
 from ftlayer.runtime.task.contract import ReplayTask, SinkBody, Task
 from ftlayer.topology.job_graph import JobGraph

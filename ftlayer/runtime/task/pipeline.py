@@ -27,7 +27,7 @@ from ftlayer.functions.steps import MAIN
 from ftlayer.functions.undo.log import LateFailure, UndoLog
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import NO_ROOTS, I64Array, U64Array
-from ftlayer.runtime.handler.handler import Handler
+from ftlayer.runtime.handler import Handler
 from ftlayer.runtime.protocol.elements import (
     MIN_TIME_MS,
     EndOfStream,

@@ -37,7 +37,7 @@ from ftlayer.records.partitioning import (
     StoredRows,
     replay_twin,
 )
-from ftlayer.runtime.handler.children import Children
+from ftlayer.runtime.handler import Children
 from ftlayer.runtime.protocol.elements import Batch
 from ftlayer.runtime.task.actions import Send
 from ftlayer.runtime.task.contract import BoolArray

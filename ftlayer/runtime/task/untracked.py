@@ -5,7 +5,7 @@ from __future__ import annotations
 from ftlayer.common.clock import Now
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.records.ids import NO_ROOTS, U64Array
-from ftlayer.runtime.handler.handler import Handler, NonFTHandler
+from ftlayer.runtime.handler import Handler, NonFTHandler
 from ftlayer.runtime.protocol.elements import EndOfStream
 from ftlayer.runtime.task.actions import (
     Action,

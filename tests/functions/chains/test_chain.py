@@ -25,7 +25,7 @@ from ftlayer.functions.chains.batch_segment import ROW_TAG
 from ftlayer.functions.chains.bisect import settle
 from ftlayer.functions.failures import MAX_REASON, MAX_TRACEBACK, failure_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches
-from ftlayer.runtime.handler.xor import NonFTXorHandler
+from ftlayer.runtime.handler import NonFTXorHandler
 
 # ---------------------------------------------------------------- batch functions
 

@@ -24,7 +24,7 @@ from ftlayer.records.ids import ids_of
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode, Holding
 from ftlayer.runtime.connectors.offset_reader import partition_index
 from ftlayer.runtime.connectors.sinks import open_sink
-from ftlayer.runtime.handler.handler import FTHandler
+from ftlayer.runtime.handler import FTHandler
 from ftlayer.runtime.protocol.elements import Batch, LatencyMarker
 from ftlayer.runtime.protocol.messages import EndReplays, ReplayNow
 from ftlayer.runtime.task import actions

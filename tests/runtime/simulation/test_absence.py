@@ -43,7 +43,7 @@ from ftlayer.runtime.driver.events import (
 )
 from ftlayer.runtime.driver.job_core import JobCore
 from ftlayer.runtime.driver.slot_record import Crew
-from ftlayer.runtime.handler.handler import FTHandler
+from ftlayer.runtime.handler import FTHandler
 from ftlayer.runtime.protocol.messages import Deploy, FromSlot, Hello, PeersUp
 from ftlayer.runtime.slot import main as loop_module
 from ftlayer.runtime.slot.core import SlotCore

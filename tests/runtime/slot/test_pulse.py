@@ -14,7 +14,7 @@ from ftlayer.config import TopologyOptions
 from ftlayer.functions.chains.batch_segment import segments_of
 from ftlayer.functions.conversion import VALUES
 from ftlayer.functions.steps import Map
-from ftlayer.runtime.handler.xor import RecordIds
+from ftlayer.runtime.handler import RecordIds
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import Batch
 from ftlayer.runtime.slot.core import Working

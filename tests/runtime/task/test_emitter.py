@@ -26,7 +26,7 @@ from ftlayer.records.partitioning import (
     Shuffle,
 )
 from ftlayer.records.traced import KeySelector
-from ftlayer.runtime.handler.handler import FTHandler, Handler, NonFTHandler
+from ftlayer.runtime.handler import FTHandler, Handler, NonFTHandler
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, RecordIds, Watermark
 from ftlayer.runtime.task.actions import Send
 from ftlayer.runtime.task.emitter import Emitter

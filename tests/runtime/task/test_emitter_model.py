@@ -27,8 +27,7 @@ from ftlayer.records.partitioning import (
     Shuffle,
 )
 from ftlayer.records.traced import KeySelector
-from ftlayer.runtime.handler.handler import FTHandler
-from ftlayer.runtime.handler.xor import Events
+from ftlayer.runtime.handler import Events, FTHandler
 from ftlayer.runtime.protocol.elements import Batch, RecordIds
 from ftlayer.runtime.task.actions import Send
 from ftlayer.runtime.task.emitter import Emitter

@@ -16,7 +16,7 @@ from ftlayer.config import TopologyOptions
 from ftlayer.functions.steps import Map
 from ftlayer.records.partitioning import Broadcast, Forward, Rebalance
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
-from ftlayer.runtime.handler.handler import FTHandler, NonFTHandler
+from ftlayer.runtime.handler import FTHandler, NonFTHandler
 from ftlayer.runtime.protocol.elements import Batch, LatencyMarker, RecordIds
 from ftlayer.runtime.task.actions import ElementCame, Send, TaskStart, TimeCame, WakeAt
 from ftlayer.runtime.task.build import build_task

@@ -23,8 +23,7 @@ from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode, Holding
 from ftlayer.runtime.acker_mode.task.range_source import RangeSourceTask
 from ftlayer.runtime.connectors.offset_reader import partition_index
 from ftlayer.runtime.connectors.sinks import open_sink
-from ftlayer.runtime.handler.handler import FTHandler
-from ftlayer.runtime.handler.xor import RecordIds, joined_values, origins_of
+from ftlayer.runtime.handler import FTHandler, RecordIds, joined_values, origins_of
 from ftlayer.runtime.protocol.messages import (
     PERSIST,
     SETTLED,

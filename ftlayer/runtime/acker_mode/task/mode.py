@@ -18,8 +18,7 @@ from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import NO_ROOTS, I64Array, U64Array, first_failed_of
 from ftlayer.runtime.acker_mode.task.range_source import RangeSourceTask
 from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
-from ftlayer.runtime.handler.handler import Handler
-from ftlayer.runtime.handler.xor import XorHandler
+from ftlayer.runtime.handler import Handler, XorHandler
 from ftlayer.runtime.protocol.elements import EndOfStream, Idle, LatencyMarker, RecordIds, Watermark
 from ftlayer.runtime.task.actions import (
     Action,

@@ -17,7 +17,7 @@ from ftlayer.common.clock import Now
 from ftlayer.errors import ProtocolError, SourceChangedError, SourceError
 from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.records.ipc import digest_of
-from ftlayer.runtime.handler.handler import Handler
+from ftlayer.runtime.handler import Handler
 from ftlayer.runtime.protocol.elements import EndOfStream
 from ftlayer.runtime.task.actions import (
     Action,

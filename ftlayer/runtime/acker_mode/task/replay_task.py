@@ -12,8 +12,7 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.records.ids import U64Array, pack_tries
 from ftlayer.runtime.connectors.rows import misfit_schema
-from ftlayer.runtime.handler.handler import Handler
-from ftlayer.runtime.handler.xor import RecordIds
+from ftlayer.runtime.handler import Handler, RecordIds
 from ftlayer.runtime.protocol.elements import EndOfStream
 from ftlayer.runtime.protocol.messages import (
     AllowReplays,

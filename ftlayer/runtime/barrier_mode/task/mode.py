@@ -45,7 +45,7 @@ from ftlayer.runtime.barrier_mode.task.failing.attempts import (
     WaitingRecords,
 )
 from ftlayer.runtime.connectors.offset_reader import partition_index
-from ftlayer.runtime.handler.handler import Handler, NonFTHandler
+from ftlayer.runtime.handler import Handler, NonFTHandler
 from ftlayer.runtime.protocol.elements import (
     MAX_TIME_MS,
     EndOfStream,

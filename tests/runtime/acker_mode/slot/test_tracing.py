@@ -12,7 +12,7 @@ from ftlayer.common.telemetry import EndedSpan
 from ftlayer.records.traced import Sampler, attempt_span, record_span, trace_of
 from ftlayer.runtime.acker_mode.slot import shell as tracing
 from ftlayer.runtime.acker_mode.slot.shell import AckerTracer, FailCall, PersistCall
-from ftlayer.runtime.handler.xor import RecordIds
+from ftlayer.runtime.handler import RecordIds
 from ftlayer.runtime.protocol.elements import Batch
 from ftlayer.runtime.slot.events import RunTask
 from ftlayer.runtime.task.actions import ElementCame, Replayed, RowsPersisted, SourceOver, TimeCame

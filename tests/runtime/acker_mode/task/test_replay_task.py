@@ -16,7 +16,7 @@ from ftlayer.records.ids import random_root_ids, xor_fold_by_root
 from ftlayer.records.partitioning import Broadcast, Custom, HashByKey
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
-from ftlayer.runtime.handler.handler import FTHandler
+from ftlayer.runtime.handler import FTHandler
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream
 from ftlayer.runtime.protocol.messages import (
     AllowReplays,

@@ -15,7 +15,7 @@ from ftlayer.records.ids import RootRange, ids_of, xor_fold_by_root
 from ftlayer.records.partitioning import Broadcast, Forward, HashByKey
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import PersistingSourceTask
-from ftlayer.runtime.handler.handler import FTHandler
+from ftlayer.runtime.handler import FTHandler
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, LatencyMarker
 from ftlayer.runtime.task.actions import (
     Action,
