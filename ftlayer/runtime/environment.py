@@ -36,7 +36,7 @@ from ftlayer.common.telemetry_settings import tracing_of
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import ConfigError, JobStartError
 from ftlayer.functions.retry_rules import Errors
-from ftlayer.monitor.jobs.local_board import kept_reports, local_announcer, push_otlp, tell_prometheus
+from ftlayer.monitor.local_board import kept_reports, local_announcer, push_otlp, tell_prometheus
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
 from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls, vertex_keepers
 from ftlayer.runtime.acker_mode.slot.shell import AckerSlotFactory

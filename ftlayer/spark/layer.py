@@ -26,7 +26,7 @@ from ftlayer.common.restart import check_pauses, pauses_of
 from ftlayer.config import FTStatus, VertexOptions
 from ftlayer.errors import ConfigError, LayerClosedError, UnsupportedError
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
-from ftlayer.monitor.jobs.announcer import JobAnnouncer
+from ftlayer.monitor.announcer import JobAnnouncer
 from ftlayer.spark.sessions import is_connect, stream_reader
 from ftlayer.vertex.calls import StreamOptions
 from ftlayer.vertex.calls.common import LONGEST_MS

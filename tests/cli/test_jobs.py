@@ -25,7 +25,7 @@ from ftlayer.cli.main import app, await_end
 from ftlayer.cli.top import Key, Position, key_of, moved
 from ftlayer.config import VertexOptions
 from ftlayer.errors import VertexUnavailableError
-from ftlayer.monitor.jobs.local_board import BoardServer, LocalBoard
+from ftlayer.monitor.local_board import BoardServer, LocalBoard
 from ftlayer.monitor.names import JobKey, VertexView, marked, state_of
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.vertex import calls
@@ -446,8 +446,8 @@ def _health_of_another_version(**values: Any) -> bytes:
 def test_a_program_of_another_version_is_left_aside(
     vertex: EmbeddedVertex, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ftlayer.monitor.jobs.local_board.encode_reply", _of_another_version)
-    monkeypatch.setattr("ftlayer.monitor.jobs.local_board.encode_health", _health_of_another_version)
+    monkeypatch.setattr("ftlayer.monitor.local_board.encode_reply", _of_another_version)
+    monkeypatch.setattr("ftlayer.monitor.local_board.encode_health", _health_of_another_version)
     sockets, board, beside = SocketDirectory.make(), LocalBoard(), tmp_path / "beside"
     assert sockets is not None
     beside.mkdir()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ftlayer.monitor.jobs.announcer import JobAnnouncer
-from ftlayer.monitor.jobs.local_board import LocalBoard
+from ftlayer.monitor.announcer import JobAnnouncer
+from ftlayer.monitor.local_board import LocalBoard
 from ftlayer.vertex.calls import (
     AnnouncedJob,
     AnnounceJob,

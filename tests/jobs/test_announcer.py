@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ftlayer.errors import ConfigError, StaleOwnerError, VertexUnavailableError
-from ftlayer.monitor.jobs.announcer import JobAnnouncer
+from ftlayer.monitor.announcer import JobAnnouncer
 from ftlayer.vertex.calls import OrderAction, OrderState
 
 WAIT_S = 600

@@ -13,7 +13,7 @@ import pytest
 from ftlayer.checkpoint.storage.files import LocalFiles
 from ftlayer.checkpoint.storage.report import find_reports
 from ftlayer.errors import CheckpointDamagedError
-from ftlayer.monitor.jobs.local_board import ReportKeeper
+from ftlayer.monitor.local_board import ReportKeeper
 from ftlayer.vertex.calls import JobDetails
 
 PAUSE = threading.Event()

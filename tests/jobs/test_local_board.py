@@ -22,7 +22,7 @@ import pytest
 from ftlayer import __version__
 from ftlayer.common.clock import Now
 from ftlayer.errors import UnauthorizedError, UnknownJobError, UnreadableReplyError, UnsupportedError
-from ftlayer.monitor.jobs.local_board import BoardServer, LocalBoard
+from ftlayer.monitor.local_board import BoardServer, LocalBoard
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.vertex.calls import (
     AnnounceJob,
@@ -107,11 +107,11 @@ def test_a_board_whose_replies_are_of_another_version_is_asked_for_that(
     served: Any, monkeypatch: pytest.MonkeyPatch, health: dict[str, str], which: str
 ) -> None:
     monkeypatch.setattr(
-        "ftlayer.monitor.jobs.local_board.encode_reply",
+        "ftlayer.monitor.local_board.encode_reply",
         lambda reply: msgpack.packb({"reply": "JobList", "fields": {"jobs": [], "more": 1}}),
     )
     monkeypatch.setattr(
-        "ftlayer.monitor.jobs.local_board.encode_health", lambda **values: msgpack.packb(values | health)
+        "ftlayer.monitor.local_board.encode_health", lambda **values: msgpack.packb(values | health)
     )
     access = read_access(served[2] / FOUND_ACCESS_FILE)
     where = re.escape(access.address)
@@ -172,7 +172,7 @@ def test_prometheus_can_ask_a_board_without_a_vertex() -> None:
 
 OTLP_PROGRAM = """
     import sys
-    from ftlayer.monitor.jobs.local_board import local_announcer, push_otlp
+    from ftlayer.monitor.local_board import local_announcer, push_otlp
     from ftlayer.vertex.calls import JobDetails, JobKind
     class Telling:
         run = "run-1"
@@ -204,7 +204,7 @@ def test_a_program_without_a_vertex_pushes_what_its_jobs_do_and_once_more_at_its
 PROGRAM = """
     import os, sys
     from pathlib import Path
-    from ftlayer.monitor.jobs.local_board import local_announcer
+    from ftlayer.monitor.local_board import local_announcer
     from ftlayer.vertex.calls import JobDetails, JobKind
     class Telling:
         run = "run-1"

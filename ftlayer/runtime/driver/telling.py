@@ -40,7 +40,7 @@ MAX_FAILED_CHECKPOINTS = 50
 
 @dataclass(slots=True)
 class TopologyTelling:
-    """`ftlayer.monitor.jobs.announcer.Telling` of one execution of a topology.
+    """`ftlayer.monitor.announcer.Telling` of one execution of a topology.
 
     ``checkpointing`` is barrier mode's, ``mode`` as `JobDetails.mode`; ``links`` as `JobDetails.links`.
     """

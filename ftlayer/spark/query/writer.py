@@ -36,7 +36,7 @@ from ftlayer.errors import CheckpointMismatchError, ConfigError, QueryError, Uns
 from ftlayer.functions.data_sources import HAS_LIMITS
 from ftlayer.functions.pickling import missing_in, needing
 from ftlayer.functions.steps import FunctionStep
-from ftlayer.monitor.jobs.local_board import local_announcer
+from ftlayer.monitor.local_board import local_announcer
 from ftlayer.records.traced import Sampler, record_span, span_within, trace_of
 from ftlayer.spark.batch.runner import SourceOfQuery, SparkRunner
 from ftlayer.spark.batch.sinks import StoppedError, hide_stops, words_of
@@ -236,7 +236,7 @@ class BatchHistory:
 
 
 class QueryTelling:
-    """`ftlayer.monitor.jobs.announcer.Telling` of a wrapped query, over all runs of its Spark query."""
+    """`ftlayer.monitor.announcer.Telling` of a wrapped query, over all runs of its Spark query."""
 
     _mode = ""
 

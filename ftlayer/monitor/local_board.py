@@ -32,7 +32,7 @@ from ftlayer.errors import (
     UnknownJobError,
     UnsupportedError,
 )
-from ftlayer.monitor.jobs.announcer import JobAnnouncer, Telling
+from ftlayer.monitor.announcer import JobAnnouncer, Telling
 from ftlayer.transport.exchange import TokenServer
 from ftlayer.transport.flight_connection import flight_error
 from ftlayer.transport.sockets import SocketDirectory
