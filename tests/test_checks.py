@@ -64,7 +64,7 @@ def option_classes() -> list[type]:
         found |= {
             one for one in vars(module).values() if isinstance(one, type) and dataclasses.is_dataclass(one)
         }
-    return sorted(found - {restart.NoRestart, Address}, key=lambda one: one.__name__)
+    return sorted(found - {restart.NoRestart, restart.Retry, Address}, key=lambda one: one.__name__)
 
 
 TAKERS: list[Callable[..., Any]] = [

@@ -301,8 +301,11 @@ class SlotBox:
             self.notes = self._box = BlackBox(directory, order.slot, self._slot.instance, self.chains)
         except OSError as error:
             logger.warning(
-                "slot %d: a record that ends its process would not be found, since nothing can be kept of it: %s",
+                "slot %d: %s, since nothing can be kept of it: %s",
                 order.slot,
+                "a record that ends its process would not be found"
+                if self.chains
+                else "how its process ends would not be known",
                 error,
             )
         return self._box is not None

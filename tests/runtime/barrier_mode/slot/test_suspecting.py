@@ -41,13 +41,15 @@ def deploy(*, armed: bool, convicted: int | None = None) -> Deploy:
     return Deploy(1, "run", (), armed=armed, convictions=convictions)
 
 
-def test_a_job_without_a_policy_has_nothing_on_the_disk(tmp_path: Path) -> None:
+def test_of_a_job_without_a_policy_the_box_has_how_its_process_ends_alone(tmp_path: Path) -> None:
     slot = suspecting(tmp_path)
     assert slot.box.deaths() == ()
     slot.begin(deploy(armed=True))
     assert slot.of("plain") is slot.of("careful") is NO_SUSPECTS
-    assert list(tmp_path.iterdir()) == []
+    assert slot.box.chains == ()
+    assert [path.suffix for path in tmp_path.glob("*/*")] == [".box"]
     slot.box.close()
+    assert [*tmp_path.glob("*/*")] == []
 
 
 def test_chains_with_a_policy_are_armed_when_the_driver_says_so_and_the_box_goes_with_the_instance(
@@ -82,4 +84,16 @@ def test_where_nothing_can_be_kept_nobody_is_noted_and_convicts_stay_convicted(
     suspects = slot.of("careful")
     assert not suspects.one_at_a_time
     assert [row for row, _ in suspects.convicted(ROWS)] == [0]
+    slot.box.close()
+
+
+def test_what_cannot_be_kept_of_a_job_without_a_policy_is_how_its_process_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    slot = suspecting(path)
+    with caplog.at_level(logging.WARNING):
+        slot.begin(deploy(armed=False))
+    assert "slot 0: how its process ends would not be known" in caplog.text
     slot.box.close()
