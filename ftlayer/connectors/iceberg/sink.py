@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote_plus
+from urllib.parse import quote_plus, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ftlayer.common.checks import Duration, check_text, check_texts, duration_ms
+from ftlayer.common.checks import Duration, check_choice, check_instance, check_text, check_texts, duration_ms
 from ftlayer.common.failures import RowsRejected
 from ftlayer.common.printable import described, hides_secrets, secrets_in
 from ftlayer.connectors.at_least_once import WriterNumbers
 from ftlayer.connectors.fitting import as_column, check_fits, chunked, fitted, refuse_nulls, whole_or_refused
-from ftlayer.connectors.iceberg.client import (
-    check_catalog,
-    iceberg_library,
-    load_catalog,
-    make_local_files_last,
-    without_retries,
-)
+from ftlayer.connectors.libraries import client_library
 from ftlayer.connectors.table_commits import (
     StagingSink,
     by_query,
@@ -38,6 +34,69 @@ from ftlayer.connectors.table_commits import (
 )
 from ftlayer.errors import ConfigError, FTLayerError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.functions.data_sources import DataSourceOptions, OptionsDataSource
+
+RETRIES = "commit.retry.num-retries"
+
+
+def iceberg_library() -> Any:
+    modules = ("pyiceberg", "pyiceberg.catalog", "pyiceberg.exceptions")
+    return client_library("an Iceberg table", "pyiceberg", "iceberg", *modules)
+
+
+def check_catalog(catalog: object) -> None:
+    if isinstance(catalog, str):
+        check_text(
+            catalog, "catalog", "the name of a catalog in pyiceberg's configuration, or its properties"
+        )
+        return
+    check_instance(catalog, "catalog", Mapping)
+    assert isinstance(catalog, Mapping)
+    check_texts([*catalog, *catalog.values()], "catalog", "texts by name")
+    if not {"type", "uri", "py-catalog-impl"} & set(catalog):
+        raise ConfigError(
+            "catalog: expected properties of pyiceberg's, 'type' or 'uri' among them, got "
+            f"{', '.join(map(repr, catalog)) or 'none'}"
+        )
+    if "type" in catalog:
+        kinds = sorted(kind.value for kind in iceberg_library().catalog.CatalogType)
+        check_choice(catalog["type"], "catalog: type", kinds)
+
+
+def load_catalog(catalog: str | Mapping[str, str]) -> Any:
+    load = iceberg_library().catalog.load_catalog
+    if isinstance(catalog, str):
+        return load(catalog)
+    properties = dict(catalog)
+    return load(properties.pop("name", "default"), **properties)
+
+
+def without_retries(table: Any) -> Any:
+    """Return a table, just loaded, whose commits fail if there was another one since.
+
+    pyiceberg would commit again on top of that, without another look at whether the same was committed by it. It
+    reads how often from the properties of this object, which are not written back.
+    """
+    table.metadata.properties[RETRIES] = "0"
+    return table
+
+
+def make_local_files_last(urls: Iterable[str]) -> None:
+    directories = set()
+    for url in urls:
+        if urlsplit(url).scheme not in ("", "file"):
+            continue
+        # As pyiceberg does: what looks quoted in a location is the name itself.
+        path = Path(url.removeprefix("file://"))
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        directories.add(path.parent)
+    for directory in directories:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
 
 COUNTS = (
     "column_sizes",
