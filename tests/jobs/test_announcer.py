@@ -56,7 +56,7 @@ def test_an_order_is_carried_out_and_answered(
     text: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "ftlayer.monitor.jobs")
+    caplog.set_level(logging.INFO, "ftlayer.monitor")
     telling.act = act
     announcer.add(telling)
     board.until(always)

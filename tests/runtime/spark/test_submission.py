@@ -215,7 +215,7 @@ def test_untracked_a_killed_slot_ends_the_job(start: Any) -> None:
     job = start(a_player(), tracked=False)
     status = until(job, lambda status: status.state is JobState.RUNNING)
     os.kill(status.slots[1].pid, signal.SIGKILL)
-    with pytest.raises(SlotLostError, match=r"slot 1: .*With FTStatus\.OFF"):
+    with pytest.raises(SlotLostError, match=r"slot 1 \(process \d+ on \S+\): .*With FTStatus\.OFF"):
         job.wait(WAIT_S)
     assert job.state is JobState.FAILED
 
