@@ -344,8 +344,10 @@ def _carry_out(
             )
         if action == "stack" and slot is None:
             slots = [each.slot for each in job.slots]
+            if not slots:
+                raise ConfigError(f"{label} has no slots: stack is of topologies that run")
             if len(slots) != 1:
-                raise ConfigError(f"--slot: say which; {label} has {', '.join(map(str, slots)) or 'none'}")
+                raise ConfigError(f"--slot: say which; {label} has {', '.join(map(str, slots))}")
             slot = slots[0]
         asked = question or f"{action} of {{}} of {{}} …"
         if action not in ("savepoint", "stack"):

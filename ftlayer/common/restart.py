@@ -352,15 +352,19 @@ def pause_after(strategy: RestartStrategy, now_ms: int) -> int | None:
 
 def restart_of(strategy: RestartStrategy, pause_ms: int) -> str:
     """Return when the restart is that ``strategy`` has granted last, and which of how many, as far as it counts."""
-    when = f"in {pause_ms / 1_000:g} s"
+    return f"in {pause_ms / 1_000:g} s{counted(strategy)}"
+
+
+def counted(strategy: RestartStrategy) -> str:
+    """Return which restart of how many ``strategy`` has granted last, behind a comma; "" where it does not count."""
     match strategy:
         case FixedDelay(attempts=most, _used=used):
-            return f"{when}, {used} of {most}"
+            return f", {used} of {most}"
         case ExponentialDelay(attempts=int(most), _in_a_row=used):
-            return f"{when}, {used} of {most} in a row"
+            return f", {used} of {most} in a row"
         case FailureRate(max_failures=most, interval=interval, _times=times):
-            return f"{when}, {len(times)} of {most} within {interval}"
-    return when
+            return f", {len(times)} of {most} within {interval}"
+    return ""
 
 
 def restarts_text(count: int) -> str:

@@ -494,9 +494,12 @@ def test_without_a_slot_the_stack_is_of_the_only_one(vertex: EmbeddedVertex, sto
     two = replace(topology("two"), slots=tuple(calls.SlotDetails(slot, "running") for slot in (0, 3)))
     with vertex.client() as client:
         client.call(calls.AnnounceJob(two))
-    for name, there in (("two", "0, 3"), ("clean-orders", "none")):
+    for name, said in (
+        ("two", "--slot: say which; two has 0, 3"),
+        ("clean-orders", "clean-orders has no slots: stack is of topologies that run"),
+    ):
         code, _, errors = ftlayer("stack", name, "--vertex", store)
-        assert (code, errors) == (2, f"ftlayer: --slot: say which; {name} has {there}\n")
+        assert (code, errors) == (2, f"ftlayer: {said}\n")
 
 
 def test_an_order_that_is_refused_has_exit_code_1(vertex: EmbeddedVertex, store: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, field, replace
 
@@ -74,7 +75,7 @@ class GiveUp:
 Decision = BlockChannel | Unblock | TakeSnapshot | StopCapture | AllBarriers | GiveUp
 
 
-class BarrierHandler:
+class BarrierHandler(ABC):
     """Each checkpoint leads to one `TakeSnapshot` or one `GiveUp` at most; every channel is released."""
 
     def __init__(self, channels: int) -> None:
@@ -97,24 +98,24 @@ class BarrierHandler:
             )
         return []
 
+    @abstractmethod
     def barrier(self, channel: int, barrier: Barrier, now_ms: int) -> list[Decision]:
         """A barrier that is not UNALIGNED has come to its turn."""
-        raise NotImplementedError
 
+    @abstractmethod
     def cancelled(self, channel: int, checkpoint: int, now_ms: int) -> list[Decision]:
         """A `CancelMarker` has come to its turn."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ended(self, channel: int, now_ms: int) -> list[Decision]:
         """The channel has ended; nothing comes on it any more. It counts as through for every checkpoint."""
-        raise NotImplementedError
 
+    @abstractmethod
     def aborted(self, checkpoint: int, now_ms: int) -> list[Decision]:
         """The coordinator has given this checkpoint up (and maybe all before it).
 
         No `GiveUp` follows, and no cancel marker need be sent.
         """
-        raise NotImplementedError
 
     def on_time(self, now_ms: int) -> list[Decision]:
         """Time has passed; early calls do no harm."""

@@ -382,10 +382,9 @@ class JobCore(Generic[Own]):
         match instruction:
             case StopJob(verdict, reason):
                 return self._stop(verdict, reason, now_ms)
-            case FailureNoted(reason, again):
-                what = reason.partition(": ")[2]
-                # How a process has ended itself may stand in its loss already.
-                if again or not what or all(what not in slot.loss for slot in self.slots):
+            case FailureNoted(reason, again, ended_itself):
+                how = reason.partition(": ")[2]
+                if not (ended_itself and any(how in slot.loss for slot in self.slots)):
                     self._note(reason, now_ms)
                 if again:
                     self.incidents.add("restart", again, now_ms)

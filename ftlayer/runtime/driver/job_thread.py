@@ -539,7 +539,8 @@ class JobThread:
             self._report.over()
             status = self._report.status()
             dead = sum(chain.dead for chain in status.chains) + (status.vertex.dead if status.vertex else 0)
-            logger.info("topology %s · %s", status.line(), letters_text(dead))
+            line = status.line().removeprefix(f"{status.name}: ")
+            logger.info("topology %r: %s · %s", status.name, line, letters_text(dead))
         except BaseException as error:
             raise_signalled(error)
             # Callers that wait for the job have to hear of it.

@@ -31,10 +31,14 @@ class StopJob:
 
 @dataclass(frozen=True, slots=True)
 class FailureNoted:
-    """This is the job's last failure. ``again``: which restart comes of it, and when; "" for none that is counted."""
+    """This is the job's last failure. ``again``: which restart comes of it, and when; "" for none that is counted.
+
+    ``ended_itself``: it is how a slot's process has ended, which the slot's loss may have said.
+    """
 
     reason: str
     again: str = ""
+    ended_itself: bool = False
 
 
 @dataclass(frozen=True, slots=True)

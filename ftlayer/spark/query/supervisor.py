@@ -26,6 +26,7 @@ from ftlayer.common.circuit import CircuitState, CircuitStatus
 from ftlayer.common.printable import html_table, letters_text, shortened
 from ftlayer.common.restart import (
     RestartStrategy,
+    counted,
     gave_up,
     is_programs,
     lasting,
@@ -365,8 +366,8 @@ class QuerySupervisor:
             return False
         self.restarts += 1
         self.last_failure = words_of(error)
+        self._restart = f"restart {self.restarts}{counted(self._strategy)}"
         when = restart_of(self._strategy, pause)
-        self._restart = f"restart {self.restarts}{when[len(when.partition(',')[0]) :]}"
         self._happened("restart", f"restart {self.restarts} {when}: {self.last_failure}")
         return not self._stopping.wait(pause / 1000)
 

@@ -125,7 +125,7 @@ def test_losses_restarts_and_the_end_are_logged_once_each(caplog: pytest.LogCapt
     assert re.fullmatch(
         rf"topology 'ending': running → failed: .* given up after 1 restart: {why}", caplog.messages[-2]
     )
-    end = r"topology ending: failed after .* s · 0 in · 0 out · .* · 1 restart · 0 dead letters"
+    end = r"topology 'ending': failed after .* s · 0 in · 0 out · .* · 1 restart · 0 dead letters"
     assert re.fullmatch(end, caplog.messages[-1])
 
 

@@ -11,6 +11,7 @@ from ftlayer.common.restart import FixedDelay
 from ftlayer.errors import FTLayerError
 from ftlayer.runtime.driver.events import Broke, Broken, JobState, SparkJobEnded
 from ftlayer.runtime.driver.job_core import KEPT, PROCESS_GONE, Incidents
+from ftlayer.runtime.driver.mode import FailureNoted
 from ftlayer.runtime.driver.slot_record import SlotRecord
 from ftlayer.runtime.protocol.messages import Death, Hello, PeersDropped, SlotFailed, SourceFailed
 
@@ -66,6 +67,14 @@ def test_a_process_that_is_gone_is_one_loss_that_names_it(make: Make) -> None:
         "slot 0 (process 2 on host): gone; Spark says: ExecutorLostFailure: exit code 137",
         "slot 0: it ended itself: Aborted",
     ]
+
+
+def test_a_failure_of_the_job_is_told_though_a_loss_reads_alike(make: Make) -> None:
+    rig = make(1)
+    rig.up()
+    rig.lose("0a")
+    rig.core._carry_out(FailureNoted("the commit failed: gone"), rig.now)
+    assert rig.core.last_failure == "the commit failed: gone"
 
 
 def test_a_source_that_fails_is_a_loss_and_the_end_says_why(make: Make) -> None:

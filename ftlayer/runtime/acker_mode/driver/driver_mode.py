@@ -363,7 +363,7 @@ class Suspicion:
             for slot in self._crew.slots:
                 if slot.lost_instance == death.instance:
                     slot.death = death
-        return [FailureNoted(died(death)) for death in deaths]
+        return [FailureNoted(died(death), ended_itself=True) for death in deaths]
 
     @property
     def has_convict(self) -> bool:

@@ -98,16 +98,19 @@ class KillerSearch:
         self._excused += 1
         return True
 
-    def died(self, deaths: Iterable[Death]) -> list[str]:
-        """Take what a slot has found of processes that are gone; return what is news of it, in words.
+    def died(self, deaths: Iterable[Death]) -> list[FailureNoted]:
+        """Take what a slot has found of processes that are gone; return what is news of it.
 
         Several slots may find the same.
         """
-        news = []
+        news: list[FailureNoted] = []
         for death in deaths:
             if death.instance not in self._known:
                 self._known.add(death.instance)
-                news += [died(death), *self._look_into(death)]
+                news += [
+                    FailureNoted(died(death), ended_itself=True),
+                    *map(FailureNoted, self._look_into(death)),
+                ]
         return news
 
     def deployed(self) -> None:
@@ -247,7 +250,7 @@ class BarrierJob(JobMode[BarrierInstruction]):
 
     def heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> _Instructions:
         if isinstance(message, Hello):
-            return [FailureNoted(news) for news in self._search.died(message.deaths)]
+            return [*self._search.died(message.deaths)]
         return []
 
     def validate(self) -> None:

@@ -34,11 +34,13 @@ def test_two_deaths_over_one_record_convict_it() -> None:
     assert search.convictions == ()
     (news,) = search.died([death("b", b"1")])
     assert (
-        news == "slot 0: it ended itself, with a record of 'explode' in hand: Segmentation fault\nin explode"
+        news.reason
+        == "slot 0: it ended itself, with a record of 'explode' in hand: Segmentation fault\nin explode"
     )
     assert search.convictions == ()
     _, news = search.died([death("c", b"1", "os._exit(3)")])
-    assert news.startswith("'explode' makes a record a dead letter: ")
+    assert not news.ended_itself
+    assert news.reason.startswith("'explode' makes a record a dead letter: ")
     (found,) = search.convictions
     assert (found.chain, found.digest, found.traceback, found.place) == (CHAIN, b"1", "in explode", "slot 0")
     assert found.reason.endswith("while it ran this record and no other, twice: os._exit(3)")
@@ -97,7 +99,7 @@ def test_a_source_that_skips_what_it_has_read_does_not_end_the_search() -> None:
         search.completed([], 110)
     assert search.active
     _, news = search.died([death("c", b"1")])
-    assert "makes a record a dead letter" in news
+    assert "makes a record a dead letter" in news.reason
 
 
 def test_a_conviction_is_kept_until_a_complete_checkpoint_holds_the_letter() -> None:
