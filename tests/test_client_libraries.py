@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ftlayer.connectors.libraries import client_library
+from ftlayer.connectors.connections import client_library
 from ftlayer.errors import ConfigError
 
 # What installs without an extra lacks, and the modules that are imported behind a look for it alone.

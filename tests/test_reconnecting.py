@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from ftlayer.connectors.reconnecting import FIRST_S, MOST_S, Reconnecting
+from ftlayer.connectors.connections import FIRST_S, MOST_S, Reconnecting
 from ftlayer.errors import SourceError
 
 GONE = ConnectionError("refused")
@@ -60,7 +60,7 @@ def test_an_outage_is_logged_once_and_its_end(caplog: pytest.LogCaptureFixture) 
             world.tries.failed(GONE)
         world.tries.works()
         world.tries.works()
-    own = [record for record in caplog.records if record.name == "ftlayer.connectors.reconnecting"]
+    own = [record for record in caplog.records if record.name == "ftlayer.connectors.connections"]
     assert [record.getMessage() for record in own] == [
         "the place is away, and is tried again: refused",
         "the place is back after 0.0 s",

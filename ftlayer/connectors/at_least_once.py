@@ -17,7 +17,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from ftlayer.common.checks import check_text
 from ftlayer.common.failures import RowsRejected
-from ftlayer.connectors.reconnecting import Reconnecting
+from ftlayer.connectors.connections import Reconnecting
 from ftlayer.errors import ConfigError, SinkError
 from ftlayer.functions.data_sources import DataSourceStreamArrowWriter
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ftlayer.common.printable import described
-from ftlayer.connectors.reconnecting import Reconnecting
+from ftlayer.connectors.connections import Reconnecting
 from ftlayer.errors import SourceError
 from ftlayer.topology.operators import Fetched, QueueReader
 

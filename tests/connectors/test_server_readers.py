@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from servers import Link
 
-from ftlayer.connectors.reconnecting import FIRST_S, Reconnecting
+from ftlayer.connectors.connections import FIRST_S, Reconnecting
 from ftlayer.topology.operators import Fetched, QueueReader
 
 Until = Callable[[Callable[[], Any], str], Any]
@@ -97,7 +97,7 @@ def test_pauses_between_attempts_to_connect_grow(
     while reader.is_away:
         assert reader.fetch(1, 0.1) is None
     told = [
-        record.getMessage() for record in caplog.records if record.name == "ftlayer.connectors.reconnecting"
+        record.getMessage() for record in caplog.records if record.name == "ftlayer.connectors.connections"
     ]
     assert ["is away" in text for text in told] == [True, False], "an outage is told once, and its end"
     reader.close()

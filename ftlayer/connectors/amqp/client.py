@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftlayer.common.printable import shown_url, url_parts
-from ftlayer.connectors.libraries import client_library
+from ftlayer.connectors.connections import client_library
 from ftlayer.errors import ConfigError
 
 logger = logging.getLogger(__name__)

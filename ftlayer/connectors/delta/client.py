@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from ftlayer.connectors.libraries import client_library
+from ftlayer.connectors.connections import client_library
 from ftlayer.errors import ConfigError, SinkError
 
 SCHEMES = frozenset({"s3", "s3a"})

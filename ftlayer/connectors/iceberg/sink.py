@@ -22,8 +22,8 @@ from ftlayer.common.checks import Duration, check_choice, check_instance, check_
 from ftlayer.common.failures import RowsRejected
 from ftlayer.common.printable import described, hides_secrets, secrets_in
 from ftlayer.connectors.at_least_once import WriterNumbers
+from ftlayer.connectors.connections import client_library
 from ftlayer.connectors.fitting import as_column, check_fits, chunked, fitted, refuse_nulls, whole_or_refused
-from ftlayer.connectors.libraries import client_library
 from ftlayer.connectors.table_commits import (
     StagingSink,
     by_query,

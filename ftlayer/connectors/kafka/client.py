@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, Literal
 
 from ftlayer.common.printable import LEAST_SECRET, secrets_in, secrets_of, without_secrets
-from ftlayer.connectors.libraries import client_library
+from ftlayer.connectors.connections import client_library
 from ftlayer.errors import ConfigError
 
 logger = logging.getLogger(__name__)

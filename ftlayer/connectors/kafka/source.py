@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from ftlayer.common.checks import Duration, check_int, check_text, check_texts, duration_ms
 from ftlayer.common.printable import hides_secrets
+from ftlayer.connectors.connections import MOST_S, Reconnecting
 from ftlayer.connectors.from_json import JSON_OPTIONS, with_schema
 from ftlayer.connectors.kafka.client import (
     CALL_S,
@@ -29,7 +30,6 @@ from ftlayer.connectors.kafka.client import (
 )
 from ftlayer.connectors.kafka.sink import REMEMBER, KafkaSink
 from ftlayer.connectors.logs import LogReader, Offsets
-from ftlayer.connectors.reconnecting import MOST_S, Reconnecting
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.functions.data_sources import DataSourceOptions, OptionsDataSource, from_arrow_schema
 from ftlayer.records import beside

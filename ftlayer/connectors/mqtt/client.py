@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ftlayer.common.printable import secrets_of, url_parts
-from ftlayer.connectors.libraries import client_library
+from ftlayer.connectors.connections import client_library
 from ftlayer.errors import ConfigError, SourceError, install
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ftlayer.common.checks import check_path, check_text
 from ftlayer.common.printable import hidden, secrets_of, url_parts
-from ftlayer.connectors.libraries import client_library
+from ftlayer.connectors.connections import client_library
 from ftlayer.errors import ConfigError
 
 logger = logging.getLogger(__name__)

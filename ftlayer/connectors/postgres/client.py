@@ -9,7 +9,7 @@ from typing import Any
 
 from ftlayer.common.checks import shown
 from ftlayer.common.printable import shown_url
-from ftlayer.connectors.libraries import client_library
+from ftlayer.connectors.connections import client_library
 from ftlayer.errors import ConfigError
 
 TIMEOUT_S = 10

@@ -7,7 +7,7 @@ from typing import Any
 
 from ftlayer.common.checks import check_text
 from ftlayer.common.printable import shown_url
-from ftlayer.connectors.libraries import client_library
+from ftlayer.connectors.connections import client_library
 from ftlayer.errors import ConfigError
 
 TIMEOUT_S = 10.0

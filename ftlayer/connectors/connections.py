@@ -1,15 +1,32 @@
-"""A connection that is lost: when it is tried again, and when it is given up."""
+"""Client libraries that come with extras; a connection that is lost: when it is tried again, and given up."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
 
 from ftlayer.common.printable import hidden, raise_from
-from ftlayer.errors import FTLayerError, SourceError
+from ftlayer.errors import ConfigError, FTLayerError, SourceError, install
 
 logger = logging.getLogger(__name__)
+
+
+def client_library(system: str, library: str, extra: str, *modules: str) -> Any:
+    """Return the first of these modules; the others are imported too. Raises `ConfigError`, which names the extra.
+
+    ``system`` is what needs them, ``library`` their name for people: ``"Redis"``, ``"redis-py"``.
+    """
+    try:
+        first, *_ = map(import_module, modules)
+    except ImportError as error:
+        raise ConfigError(
+            f"{system} needs {library} where driver and slots run: {install(extra)} ({error})"
+        ) from error
+    return first
+
 
 FIRST_S, MOST_S = 0.1, 5.0
 """The pause after the first failure, which doubles up to the other one."""
