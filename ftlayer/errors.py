@@ -32,7 +32,7 @@ class FTLayerError(Exception):
             None where the error's cause has to be asked (and True where it has none that says otherwise).
         operator: uid of the operator or source whose function it comes from, "" where that is not known.
         is_programs: whether it tells of a mistake in the program (`ftlayer.common.restart.is_programs`), whatever its
-        cause.
+            cause.
     """
 
     code: ClassVar[str] = "FTLAYER"
