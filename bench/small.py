@@ -26,20 +26,27 @@ from bench.harness import Target, note
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.common.clock import Now
 from ftlayer.config import FTStatus, TopologyOptions
-from ftlayer.runtime.acker_mode.slot.shell import AckerSlot, FailCall, PersistCall
+from ftlayer.runtime.acker_mode.slot.rules import AckerSlot, FailCall, PersistCall
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
-from ftlayer.runtime.barrier_mode.slot.barriers import CheckpointParts
-from ftlayer.runtime.barrier_mode.slot.rules import BarrierSlot
+from ftlayer.runtime.barrier_mode.slot.rules.barriers import CheckpointParts
+from ftlayer.runtime.barrier_mode.slot.rules.slot_half import BarrierSlot
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.handler import FTHandler
 from ftlayer.runtime.protocol.messages import Deploy
 from ftlayer.runtime.slot import main
-from ftlayer.runtime.slot.core import SlotCore
-from ftlayer.runtime.slot.events import CreditCame, Event, FrameCame, Mailbox, ModeInstruction, RootsAccepted
-from ftlayer.runtime.slot.load import BusyTimes
-from ftlayer.runtime.slot.mode import OpenRules, UntrackedSlot
+from ftlayer.runtime.slot.rules.core import SlotCore
+from ftlayer.runtime.slot.rules.events import (
+    CreditCame,
+    Event,
+    FrameCame,
+    Mailbox,
+    ModeInstruction,
+    RootsAccepted,
+)
+from ftlayer.runtime.slot.rules.load import BusyTimes
+from ftlayer.runtime.slot.rules.mode import OpenRules, UntrackedSlot
 from ftlayer.runtime.slot.sources import Signal, Sources
 from ftlayer.runtime.task.actions import SourceRows, TakenRows
 from ftlayer.runtime.task.contract import NO_SUSPECTS

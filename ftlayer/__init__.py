@@ -10,7 +10,7 @@ from ftlayer.checkpoint.migration import StateMigration
 from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, Retention
 from ftlayer.common.failures import FailException, PermanentFailure, RetryLater, RowsRejected
 from ftlayer.common.java import ensure_java_for_sessions
-from ftlayer.common.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
+from ftlayer.common.rules.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import FTLayerError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ftlayer.checkpoint.dead_letters.reader import DeadLetterReader
     from ftlayer.checkpoint.snapshots import Checkpoint
     from ftlayer.checkpoint.storage.metadata import JobResult
-    from ftlayer.common.circuit import CircuitStatus
+    from ftlayer.common.rules.circuit import CircuitStatus
     from ftlayer.functions.aggregates.calls import Aggregate, count, mean
     from ftlayer.functions.aggregates.calls import max as max
     from ftlayer.functions.aggregates.calls import min as min
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from ftlayer.functions.ttl import StateTtl
     from ftlayer.functions.windows.function import Window
     from ftlayer.monitor.console.options import ConsoleProcess
-    from ftlayer.runtime.driver.events import JobState
     from ftlayer.runtime.driver.job import Job
-    from ftlayer.runtime.driver.job_status import ChainStatus, JobStatus
+    from ftlayer.runtime.driver.rules.events import JobState
+    from ftlayer.runtime.driver.rules.job_status import ChainStatus, JobStatus
     from ftlayer.runtime.environment import StreamEnvironment
     from ftlayer.spark.deliveries.ingest_reader import IngestStream
     from ftlayer.spark.facade import FTLayer
@@ -149,7 +149,7 @@ _MODULES = {
     for module, names in {
         "ftlayer.checkpoint.snapshots": "Checkpoint",
         "ftlayer.checkpoint.storage.metadata": "JobResult",
-        "ftlayer.common.circuit": "CircuitStatus",
+        "ftlayer.common.rules.circuit": "CircuitStatus",
         "ftlayer.monitor.console.options": "ConsoleProcess",
         "ftlayer.checkpoint.dead_letters.letter": "DeadLetter",
         "ftlayer.checkpoint.dead_letters.reader": "DeadLetterReader",
@@ -160,9 +160,9 @@ _MODULES = {
         "ftlayer.functions.process": "LAST_WATERMARK_MS CoProcessFunction ProcessFunction",
         "ftlayer.functions.ttl": "StateTtl",
         "ftlayer.functions.windows.function": "Window",
-        "ftlayer.runtime.driver.events": "JobState",
+        "ftlayer.runtime.driver.rules.events": "JobState",
         "ftlayer.runtime.driver.job": "Job",
-        "ftlayer.runtime.driver.job_status": "ChainStatus JobStatus",
+        "ftlayer.runtime.driver.rules.job_status": "ChainStatus JobStatus",
         "ftlayer.runtime.environment": "StreamEnvironment",
         "ftlayer.spark.deliveries.ingest_reader": "IngestStream",
         "ftlayer.spark.facade": "FTLayer",

@@ -22,7 +22,7 @@ from ftlayer.common.checks import (
     duration_ms,
     known_options,
 )
-from ftlayer.common.telemetry_settings import check_endpoint
+from ftlayer.common.rules.telemetry_settings import check_endpoint
 from ftlayer.errors import ConfigError
 from ftlayer.transport.address import MAX_PORT, parse_listen
 

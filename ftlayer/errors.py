@@ -3,7 +3,7 @@
 Every message says what is wrong, where, and what to do. Errors that cross the vertex service carry
 their ``code`` on the wire, so that the client raises the class the vertex raised.
 
-Each class also says whether starting again may mend it (``recoverable``); `ftlayer.common.restart` judges by that.
+Each class also says whether starting again may mend it (``recoverable``): `ftlayer.common.rules.restart` judges so.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class FTLayerError(Exception):
             that depends on the outside or on chance, False where it meets the same program and the same data again,
             None where the error's cause has to be asked (and True where it has none that says otherwise).
         operator: uid of the operator or source whose function it comes from, "" where that is not known.
-        is_programs: whether it tells of a mistake in the program (`ftlayer.common.restart.is_programs`), whatever its
-            cause.
+        is_programs: whether it tells of a mistake in the program (`ftlayer.common.rules.restart.is_programs`),
+            whatever its cause.
     """
 
     code: ClassVar[str] = "FTLAYER"

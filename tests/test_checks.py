@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 import ftlayer
 from ftlayer import config
 from ftlayer.checkpoint import options as checkpoint_options
-from ftlayer.common import checks, restart
+from ftlayer.common import checks
 from ftlayer.common.checks import LONGEST_MS, check_known, duration_ms, wait_seconds
+from ftlayer.common.rules import restart
 from ftlayer.errors import ConfigError
 from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.spark.facade import FTLayer

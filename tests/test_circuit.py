@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.common.circuit import (
+from ftlayer.common.rules.circuit import (
     FIRST_PAUSE_MS,
     LEAST_RECORDS,
     LONGEST_PAUSE_MS,

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWrite
 
 from ftlayer.checkpoint.dead_letters.announcer import StreamTeller
 from ftlayer.common.checks import check_function
-from ftlayer.common.restart import check_strategy
+from ftlayer.common.rules.restart import check_strategy
 from ftlayer.errors import ConfigError, JobError, SourceError
 from ftlayer.functions.chains.chain import Chain
 from ftlayer.functions.chains.topology import TopologyChain

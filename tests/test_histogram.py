@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.common.histogram import BATCH_BOUNDS, LATENCY_BOUNDS, Exemplar, Histogram
+from ftlayer.common.rules.histogram import BATCH_BOUNDS, LATENCY_BOUNDS, Exemplar, Histogram
 from ftlayer.errors import ConfigError
 from ftlayer.vertex.calls.jobs import HistogramDetails
 

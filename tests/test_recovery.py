@@ -19,7 +19,7 @@ from ftlayer import errors
 from ftlayer.common import failures, printable
 from ftlayer.common.clock import Now
 from ftlayer.common.printable import MAX_TEXT
-from ftlayer.common.restart import is_of_no_row, is_programs, lasting, lasting_in_text
+from ftlayer.common.rules.restart import is_of_no_row, is_programs, lasting, lasting_in_text
 from ftlayer.connectors.at_least_once import column_of
 from ftlayer.errors import (
     CheckpointStorageError,

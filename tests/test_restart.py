@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.common.restart import (
+from ftlayer.common.rules.restart import (
     ExponentialDelay,
     FailureRate,
     FixedDelay,

@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.cli.main import app
 from ftlayer.common.printable import secrets_of, shown_url, without_secrets
+from ftlayer.common.rules.telemetry_settings import Tracing, check_endpoint
 from ftlayer.common.telemetry import open_spans
-from ftlayer.common.telemetry_settings import Tracing, check_endpoint
 from ftlayer.connectors.amqp import client as amqp
 from ftlayer.connectors.http.sink import check_request
 from ftlayer.connectors.kafka.client import Brokers, check_properties

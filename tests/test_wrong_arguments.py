@@ -26,7 +26,7 @@ from ftlayer.checkpoint.migration import StateMigration
 from ftlayer.checkpoint.storage.metadata import JobResult
 from ftlayer.common import checks
 from ftlayer.common.failures import RowsRejected
-from ftlayer.common.restart import NoRestart
+from ftlayer.common.rules.restart import NoRestart
 from ftlayer.config import FTStatus
 from ftlayer.errors import CodecError, ConfigError, LayerClosedError
 from ftlayer.functions.process import ProcessFunction

@@ -15,7 +15,7 @@ from ftlayer.common.checks import (
     known_options,
     shown,
 )
-from ftlayer.common.restart import BACKOFF, check_pauses, pauses_of
+from ftlayer.common.rules.restart import BACKOFF, check_pauses, pauses_of
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import Errors, RetryRules, rules_of

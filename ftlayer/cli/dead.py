@@ -18,12 +18,12 @@ from ftlayer.cli.printing import Wide, print_differences, print_json, print_tabl
 from ftlayer.common.clock import system_now
 from ftlayer.common.printable import printable, printing_console
 from ftlayer.errors import ConfigError, FTLayerError
-from ftlayer.monitor.file_formats import ExportFormat
+from ftlayer.monitor.rules.file_formats import ExportFormat
 
 if TYPE_CHECKING:
     from ftlayer.monitor.gather import Gatherer
-    from ftlayer.monitor.names import JobNames
-    from ftlayer.monitor.plans import Carrying, Editing, LetterGroup, Letters, Selection
+    from ftlayer.monitor.rules.names import JobNames
+    from ftlayer.monitor.rules.plans import Carrying, Editing, LetterGroup, Letters, Selection
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -53,7 +53,7 @@ def group(
     asking: Asking,
 ) -> None:
     """Count dead letters by stream, operator and kind of reason, the largest group first."""
-    from ftlayer.monitor.names import JobNames
+    from ftlayer.monitor.rules.names import JobNames
 
     with asking.gatherer(only_there=True) as gatherer:
         names = JobNames(gatherer.views())
@@ -74,9 +74,9 @@ def list_dead(
     asking: Asking,
 ) -> None:
     """List dead letters: key, stream, age, reason, record."""
-    from ftlayer.monitor.facts import record_facts
-    from ftlayer.monitor.names import JobNames
-    from ftlayer.monitor.plans import Search
+    from ftlayer.monitor.rules.facts import record_facts
+    from ftlayer.monitor.rules.names import JobNames
+    from ftlayer.monitor.rules.plans import Search
 
     now_ms = system_now().wall_ms
     with asking.gatherer(only_there=True) as gatherer:
@@ -101,8 +101,8 @@ def list_dead(
 @asking_letters
 def show(keys: Keys, *, asking: Asking) -> None:
     """Show everything that is known of dead letters: record, attempts, traceback."""
-    from ftlayer.monitor.facts import record_facts
-    from ftlayer.monitor.names import JobNames
+    from ftlayer.monitor.rules.facts import record_facts
+    from ftlayer.monitor.rules.names import JobNames
 
     wanted = records.parsed_keys(keys)
     with asking.gatherer(only_there=True) as gatherer:
@@ -188,9 +188,9 @@ def edit(
 ) -> None:
     """Change a dead letter's record and give it its attempts back. Opens $EDITOR, unless an option says how."""
     from ftlayer.cli.exporting import edited_row
-    from ftlayer.monitor.differences import differences
-    from ftlayer.monitor.plans import BACK_FROM_FILES, check_way_back
-    from ftlayer.monitor.row_json import json_of_row
+    from ftlayer.monitor.rules.differences import differences
+    from ftlayer.monitor.rules.plans import BACK_FROM_FILES, check_way_back
+    from ftlayer.monitor.rules.row_json import json_of_row
     from ftlayer.monitor.sources import user_name
     from ftlayer.vertex.calls import Edit, EditAndRequeue
 
@@ -250,7 +250,7 @@ def export(
 ) -> None:
     """Write dead letters to a file, records with all of their attempts; they stay where they are."""
     from ftlayer.cli.exporting import export_letters, format_for
-    from ftlayer.monitor.names import JobNames
+    from ftlayer.monitor.rules.names import JobNames
 
     if where and everything:
         raise ConfigError("name the dead letters by --where, or say --all: one of the two")
@@ -281,7 +281,7 @@ def _change(
     ask: bool,
 ) -> None:
     """Count, ask, and change; exit code 1 if keys that were named are of none."""
-    from ftlayer.monitor.plans import Carrying, Change, check_streams
+    from ftlayer.monitor.rules.plans import Carrying, Change, check_streams
     from ftlayer.monitor.sources import user_name
 
     wanted, names, selections = _meant(gatherer, keys, where, everything)
@@ -321,7 +321,7 @@ def _edit_all(
     ask: bool,
 ) -> None:
     """Show what a function makes of letters, ask, and change them; exit code 1 if it failed for some."""
-    from ftlayer.monitor.plans import Carrying, Change, Editing, Letters, Search, edit_function
+    from ftlayer.monitor.rules.plans import Carrying, Change, Editing, Letters, Search, edit_function
     from ftlayer.monitor.sources import user_name
 
     sys.path.append(os.getcwd())  # where Python's own commands look first; last, so that it hides nothing
@@ -387,7 +387,7 @@ def _meant(
     gatherer: Gatherer, keys: list[str] | None, where: str, everything: bool
 ) -> tuple[tuple[bytes, ...], JobNames, list[Selection]]:
     """Return the keys that were named, and where the letters of a change are. Raises `ConfigError`."""
-    from ftlayer.monitor.names import JobNames
+    from ftlayer.monitor.rules.names import JobNames
 
     if sum(map(bool, (keys, where, everything))) != 1:
         raise ConfigError("name the dead letters by their keys or by --where, or say --all: one of the three")
@@ -398,7 +398,7 @@ def _meant(
 
 
 def _print_changed(gatherer: Gatherer, action: str, changed: int, asked: int, letters: Letters) -> None:
-    from ftlayer.monitor.plans import BACK_FROM_FILES
+    from ftlayer.monitor.rules.plans import BACK_FROM_FILES
 
     is_in_files = any(view.is_stored for view in gatherer.views() if view.vertex in dict(letters.keys))
     back = f"; {BACK_FROM_FILES}" if changed and is_in_files and action != "purge" else ""
@@ -435,7 +435,7 @@ def _of_one(gatherer: Gatherer, selections: list[Selection], names: JobNames) ->
 
 
 def _question(action: str, count: int, groups: list[LetterGroup], names: JobNames) -> str:
-    from ftlayer.monitor.names import enumerated
+    from ftlayer.monitor.rules.names import enumerated
 
     streams = sorted({names.stream(group.vertex, group.stream) for group in groups})
     if len(streams) > _NAMED:
@@ -466,14 +466,14 @@ def _check_keys(letters: Collection[tuple[str, bytes]], wanted: tuple[bytes, ...
 
 
 def _selections(gatherer: Gatherer, where: str, keys: tuple[bytes, ...] = ()) -> list[Selection]:
-    from ftlayer.monitor.plans import Selection
+    from ftlayer.monitor.rules.plans import Selection
 
     filter_ = records.parsed_where(where)
     return [Selection(vertex, where=filter_, keys=keys) for vertex in records.keepers(gatherer)]
 
 
 def _letters(gatherer: Gatherer, selections: list[Selection], names: JobNames) -> Letters:
-    from ftlayer.monitor.plans import Counting, PlanScope, first_pages
+    from ftlayer.monitor.rules.plans import Counting, PlanScope, first_pages
 
     now_ms = system_now().wall_ms
     scopes = [
@@ -490,7 +490,7 @@ def _letters(gatherer: Gatherer, selections: list[Selection], names: JobNames) -
 
 def _grouped(gatherer: Gatherer, selections: list[Selection], names: JobNames) -> list[LetterGroup]:
     """Count the letters that are meant by group: by the vertex's own groups where these say it, else one by one."""
-    from ftlayer.monitor.plans import LetterGroups, Search
+    from ftlayer.monitor.rules.plans import LetterGroups, Search
 
     now_ms = system_now().wall_ms
     found = []
@@ -518,7 +518,7 @@ def _whole_groups(
     gatherer: Gatherer, selection: Selection, names: JobNames, now_ms: int
 ) -> list[LetterGroup] | None:
     """Return the vertex's own groups that are meant; None where these do not say it, or do not have all letters."""
-    from ftlayer.monitor.plans import whole_groups
+    from ftlayer.monitor.rules.plans import whole_groups
     from ftlayer.vertex.calls import DeadGroups
 
     reply = gatherer.client(selection.vertex).call(DeadGroups())
@@ -540,7 +540,7 @@ def _changed(gatherer: Gatherer, carrying: Carrying) -> int:
 
 
 def _print_groups(asking: Asking, groups: list[LetterGroup], names: JobNames, *, wide: bool = False) -> None:
-    from ftlayer.monitor.facts import letter_group_facts
+    from ftlayer.monitor.rules.facts import letter_group_facts
 
     total = sum(group.count for group in groups)
     if asking.as_json:

@@ -21,15 +21,15 @@ from ftlayer.cli.records import page_of
 from ftlayer.common.clock import system_now
 from ftlayer.common.secret_files import read_file
 from ftlayer.errors import ConfigError, MachineError
-from ftlayer.monitor.exporting import Page, exported
-from ftlayer.monitor.file_formats import ExportFormat
-from ftlayer.monitor.plans import Search, Selection
-from ftlayer.monitor.row_json import json_of_row, row_of_json, structured_row, value_of_text
+from ftlayer.monitor.rules.exporting import Page, exported
+from ftlayer.monitor.rules.file_formats import ExportFormat
+from ftlayer.monitor.rules.plans import Search, Selection
+from ftlayer.monitor.rules.row_json import json_of_row, row_of_json, structured_row, value_of_text
 from ftlayer.vertex.calls import RecordInfo
 
 if TYPE_CHECKING:
     from ftlayer.monitor.gather import Gatherer
-    from ftlayer.monitor.names import JobNames
+    from ftlayer.monitor.rules.names import JobNames
 
 
 def edited_row(info: RecordInfo, values: list[str], file: Path | None) -> pa.RecordBatch:

@@ -25,8 +25,8 @@ from ftlayer.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ftlayer.monitor.health import Judgement
-    from ftlayer.monitor.names import JobNames, VertexView
+    from ftlayer.monitor.rules.health import Judgement
+    from ftlayer.monitor.rules.names import JobNames, VertexView
     from ftlayer.vertex.calls import AnnouncedJob, CheckpointTotals, Hour, JobDetails
 
 SHOWN = 10
@@ -63,8 +63,8 @@ def jobs(
     asking: Asking,
 ) -> None:
     """List topologies and wrapped queries: what runs, what has ended, and what is wrong."""
-    from ftlayer.monitor.facts import job_facts, overview_facts
-    from ftlayer.monitor.names import JobNames
+    from ftlayer.monitor.rules.facts import job_facts, overview_facts
+    from ftlayer.monitor.rules.names import JobNames
 
     if names and names[0] == FORGET:
         _forget(names[1:], as_json=asking.as_json)
@@ -99,7 +99,7 @@ def jobs(
 
 def _forget(names: list[str], *, as_json: bool) -> None:
     """Forget programs that were killed: those of this directory, or those that are named."""
-    from ftlayer.monitor.names import marked
+    from ftlayer.monitor.rules.names import marked
     from ftlayer.monitor.sources import sources_here
 
     found = sources_here()
@@ -132,7 +132,7 @@ def _forget(names: list[str], *, as_json: bool) -> None:
 
 def overview_parts(views: Iterable[VertexView], names: JobNames, selected: int = -1) -> Iterator[Part]:
     """Give how all is, the vertices and the jobs; the job at the place ``selected`` is marked."""
-    from ftlayer.monitor.health import overall_health
+    from ftlayer.monitor.rules.health import overall_health
 
     views = tuple(views)
     yield from _judgement_parts(overall_health(views), whole=False)
@@ -169,8 +169,8 @@ def jobs_of(views: Iterable[VertexView]) -> list[tuple[VertexView, AnnouncedJob]
 
 
 def _table_of_jobs(views: tuple[VertexView, ...], names: JobNames, selected: int) -> Part:
-    from ftlayer.monitor.health import job_health
-    from ftlayer.monitor.names import pace_of, spoken, state_of
+    from ftlayer.monitor.rules.health import job_health
+    from ftlayer.monitor.rules.names import pace_of, spoken, state_of
 
     several = len(views) > 1
     numbers = ("in/s", "up", "restarts")
@@ -202,8 +202,8 @@ def job_parts(
     view: VertexView, announced: AnnouncedJob, names: JobNames, hour: Hour | None
 ) -> Iterator[Part]:
     """Give all that is known of a job, and what its vertex holds of it."""
-    from ftlayer.monitor.health import bottleneck, job_health
-    from ftlayer.monitor.names import spoken, state_of
+    from ftlayer.monitor.rules.health import bottleneck, job_health
+    from ftlayer.monitor.rules.names import spoken, state_of
 
     job = announced.job
     yield PrintedLine(
@@ -248,8 +248,8 @@ def _held(view: VertexView, owner: str) -> Iterator[PrintedLine]:
 
 
 def _operators(job: JobDetails) -> Table:
-    from ftlayer.monitor.facts import operator_facts
-    from ftlayer.monitor.names import spoken
+    from ftlayer.monitor.rules.facts import operator_facts
+    from ftlayer.monitor.rules.names import spoken
 
     # Of a job without a policy for records that fail a line has to stay short.
     has_policy = any(name.startswith("waiting/") for name in job.counters)
@@ -275,8 +275,8 @@ def _operators(job: JobDetails) -> Table:
 
 
 def _latencies(job: JobDetails) -> Table:
-    from ftlayer.monitor.facts import latency_facts
-    from ftlayer.monitor.names import spoken
+    from ftlayer.monitor.rules.facts import latency_facts
+    from ftlayer.monitor.rules.names import spoken
 
     numbers = ("half within", "99 % within", "measured")
     table = new_table("source", "sink", *numbers, numbers=numbers)
@@ -287,7 +287,7 @@ def _latencies(job: JobDetails) -> Table:
 
 
 def _slots(job: JobDetails) -> Table:
-    from ftlayer.monitor.names import spoken
+    from ftlayer.monitor.rules.names import spoken
 
     numbers = ("slot", "pid", "heard", "restarts")
     table = new_table("slot", "state", "host", "pid", "heard", "restarts", "busy in", numbers=numbers)
@@ -311,7 +311,7 @@ def _checkpoints_line(totals: CheckpointTotals) -> PrintedLine:
 
 
 def _checkpoints(job: JobDetails) -> Table:
-    from ftlayer.monitor.names import spoken
+    from ftlayer.monitor.rules.names import spoken
 
     numbers = ("checkpoint", "took", "written")
     table = new_table("checkpoint", "kind", "state", "triggered", "took", "written", "what", numbers=numbers)
@@ -329,7 +329,7 @@ def _checkpoints(job: JobDetails) -> Table:
 
 
 def _batches(job: JobDetails) -> Table:
-    from ftlayer.monitor.names import spoken
+    from ftlayer.monitor.rules.names import spoken
 
     numbers = ("batch", "rows", "from vertex", "failed", "dead", "took")
     table = new_table(*numbers, "phases", numbers=numbers)

@@ -65,8 +65,8 @@ from ftlayer.errors import (
 
 if TYPE_CHECKING:
     from ftlayer.monitor.gather import Gatherer, StoredReports
-    from ftlayer.monitor.names import JobKey, JobNames, VertexView
-    from ftlayer.monitor.plans import Search
+    from ftlayer.monitor.rules.names import JobKey, JobNames, VertexView
+    from ftlayer.monitor.rules.plans import Search
     from ftlayer.monitor.sources import VertexSource
     from ftlayer.records.ids import Explanation
     from ftlayer.vertex.calls import JobOrder, OrderRecord, RecordInfo
@@ -318,8 +318,8 @@ def _carry_out(
     """Order it, wait until it has come to an end, and print that; exit code 1 unless it is done."""
     from ftlayer.common.checks import duration_ms
     from ftlayer.common.clock import system_now
-    from ftlayer.monitor.facts import order_facts
-    from ftlayer.monitor.names import JobNames
+    from ftlayer.monitor.rules.facts import order_facts
+    from ftlayer.monitor.rules.names import JobNames
     from ftlayer.monitor.sources import user_name
     from ftlayer.vertex.calls import JobKind, JobOrder, OrderAction, OrderState
 
@@ -432,7 +432,7 @@ def pending(
     asking: Asking,
 ) -> None:
     """Count what is not done yet, by stream; with --oldest or --where, list such records, the oldest first."""
-    from ftlayer.monitor.names import JobNames
+    from ftlayer.monitor.rules.names import JobNames
 
     with asking.gatherer() as gatherer:
         views = gatherer.views()
@@ -447,7 +447,7 @@ def pending(
     if not where:
         listing = replace(listing, count=max(total, listing.count), is_all=True)
     if asking.as_json:
-        from ftlayer.monitor.facts import record_facts
+        from ftlayer.monitor.rules.facts import record_facts
 
         items = [record_facts(record.vertex, record.info, names) for record in listing.records]
         print_json({"items": items, "examined": listing.examined, "total": total})
@@ -459,8 +459,8 @@ def pending(
 
 
 def _print_streams(asking: Asking, views: tuple[VertexView, ...], names: JobNames) -> None:
-    from ftlayer.monitor.facts import stream_facts
-    from ftlayer.monitor.names import spoken
+    from ftlayer.monitor.rules.facts import stream_facts
+    from ftlayer.monitor.rules.names import spoken
 
     found = [(view, stream) for view in views for stream in view.streams]
     if asking.as_json:
@@ -482,7 +482,7 @@ def _oldest(
     gatherer: Gatherer, names: JobNames, where: str, states: tuple[State, ...], limit: int
 ) -> RecordListing:
     """Find the oldest of each stream, which is listed from its oldest on, and of all these the oldest."""
-    from ftlayer.monitor.plans import Search, Selection
+    from ftlayer.monitor.rules.plans import Search, Selection
 
     filter_, now_ms = parsed_where(where), system_now().wall_ms
     found: list[FoundRecords] = []
@@ -815,7 +815,7 @@ def explain(
 ) -> None:
     """Show which ids a pending root waits for, and which operator owes them (vertices with --exact)."""
     from ftlayer.cli.tables import print_explained
-    from ftlayer.monitor.facts import explained_facts
+    from ftlayer.monitor.rules.facts import explained_facts
 
     wanted = parse_root(root)
     with asking.gatherer() as gatherer:

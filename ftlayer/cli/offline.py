@@ -15,13 +15,13 @@ from pathlib import Path
 
 from ftlayer.common.clock import system_now
 from ftlayer.errors import ConfigError
-from ftlayer.monitor.names import JobNames
-from ftlayer.monitor.plans import LetterGroup, LetterGroups, Selection, whole_groups
+from ftlayer.monitor.rules.names import JobNames
+from ftlayer.monitor.rules.plans import LetterGroup, LetterGroups, Selection, whole_groups
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.state import LayerOptions
 from ftlayer.vertex.store.directory import DATA_FILE, holder_of
-from ftlayer.vertex.store.kept import TABLES
+from ftlayer.vertex.store.key_value import TABLES
 from ftlayer.vertex.store.lmdb_store import LmdbStore
 
 PAGE = 1_000

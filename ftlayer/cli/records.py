@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ftlayer.monitor.gather import Client, Gatherer
-    from ftlayer.monitor.names import JobNames, VertexView
-    from ftlayer.monitor.plans import LetterGroup, Search
-    from ftlayer.monitor.where import Where
+    from ftlayer.monitor.rules.names import JobNames, VertexView
+    from ftlayer.monitor.rules.plans import LetterGroup, Search
+    from ftlayer.monitor.rules.where import Where
     from ftlayer.vertex.calls import RecordInfo, RecordPage, SelectRecords
 
 COUNTING_S = 2.0
@@ -85,7 +85,7 @@ def warn_of_killed(views: Iterable[VertexView]) -> None:
 
 
 def parsed_where(text: str) -> Where:
-    from ftlayer.monitor.where import parse_where
+    from ftlayer.monitor.rules.where import parse_where
 
     return parse_where(text)
 
@@ -147,8 +147,8 @@ def _failed_ms(record: FoundRecords) -> int:
 
 def found_by_keys(gatherer: Gatherer, keys: tuple[bytes, ...]) -> Iterator[FoundRecords]:
     """Find dead letters by their keys, on whatever vertex they are."""
-    from ftlayer.monitor.names import JobNames
-    from ftlayer.monitor.plans import Search, Selection
+    from ftlayer.monitor.rules.names import JobNames
+    from ftlayer.monitor.rules.plans import Search, Selection
 
     for vertex in keepers(gatherer):
         search = Search(Selection(vertex, keys=keys), JobNames([]), 0)
@@ -212,8 +212,8 @@ def _said(listing: RecordListing, total: int) -> str:
 def print_head(
     console: Console, record: FoundRecords, names: JobNames, now_ms: int, *, several: bool
 ) -> None:
-    from ftlayer.monitor.facts import record_stream
-    from ftlayer.monitor.names import spoken
+    from ftlayer.monitor.rules.facts import record_stream
+    from ftlayer.monitor.rules.names import spoken
 
     info = record.info
     stream = record_stream(record.vertex, info, names)
@@ -233,7 +233,7 @@ def _attempt(info: RecordInfo) -> str:
 
 
 def print_record(console: Console, record: FoundRecords, names: JobNames, *, several: bool) -> None:
-    from ftlayer.monitor.facts import came_from, final_of, record_stream
+    from ftlayer.monitor.rules.facts import came_from, final_of, record_stream
 
     info = record.info
     console.print(info.key.hex(), style="bold cyan", soft_wrap=True)
@@ -260,7 +260,7 @@ def _structured_text(info: RecordInfo) -> str:
     """Return a payload on one line; on several where a text of it is JSON, which is shown as its structure."""
     import json
 
-    from ftlayer.monitor.row_json import json_of_row, structured_row
+    from ftlayer.monitor.rules.row_json import json_of_row, structured_row
 
     row = structured_row(info.payload)
     if row == json_of_row(info.payload):
@@ -296,14 +296,14 @@ def payload_text(info: RecordInfo, longest: int | None = None) -> str:
     """Return a record's payload as JSON, cut to ``longest`` characters."""
     import json
 
-    from ftlayer.monitor.row_json import json_of_row
+    from ftlayer.monitor.rules.row_json import json_of_row
 
     text = json.dumps(json_of_row(info.payload), ensure_ascii=False)
     return text if longest is None or len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def table_of_groups(groups: list[LetterGroup], names: JobNames, now_ms: int) -> Any:
-    from ftlayer.monitor.names import spoken
+    from ftlayer.monitor.rules.names import spoken
 
     vertex = ("vertex",) if len({group.vertex for group in groups}) > 1 else ()
     table = new_table("count", *vertex, "stream", "operator", "last", "reason", numbers=("count",))

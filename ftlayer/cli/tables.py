@@ -15,11 +15,11 @@ from ftlayer.cli.printing import new_table, print_table
 from ftlayer.cli.records import FoundRecords, RecordListing, print_listing, table_of_groups
 from ftlayer.common.clock import system_now
 from ftlayer.common.printable import printable
-from ftlayer.monitor.facts import Facts, letter_group_facts, record_facts
-from ftlayer.monitor.names import JobNames, VertexView
+from ftlayer.monitor.rules.facts import Facts, letter_group_facts, record_facts
+from ftlayer.monitor.rules.names import JobNames, VertexView
 from ftlayer.records.ids import Explanation
 from ftlayer.vertex.calls import RecordInfo
-from ftlayer.vertex.store.kept import TABLES
+from ftlayer.vertex.store.key_value import TABLES
 
 MIB = 1 << 20
 

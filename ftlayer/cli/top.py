@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from ftlayer.monitor.gather import Gatherer
-    from ftlayer.monitor.names import JobKey, VertexView
+    from ftlayer.monitor.rules.names import JobKey, VertexView
 
 
 class Key(StrEnum):
@@ -153,15 +153,15 @@ def _print_looks(
 
 
 def _as_json(views: tuple[VertexView, ...]) -> Iterator[str]:
-    from ftlayer.monitor.facts import overview_facts
-    from ftlayer.monitor.names import JobNames
+    from ftlayer.monitor.rules.facts import overview_facts
+    from ftlayer.monitor.rules.names import JobNames
 
     yield json.dumps(overview_facts(views, JobNames(views)))
 
 
 def _as_lines(views: tuple[VertexView, ...]) -> Iterator[str]:
-    from ftlayer.monitor.health import job_health
-    from ftlayer.monitor.names import JobNames, pace_of, state_of
+    from ftlayer.monitor.rules.health import job_health
+    from ftlayer.monitor.rules.names import JobNames, pace_of, state_of
 
     names, at = JobNames(views), time_text(system_now().wall_ms)
     for view in views:
@@ -206,7 +206,7 @@ def _wait(terminal: int | None, timeout_s: float) -> Key | None:
 
 
 def _keys(gatherer: Gatherer) -> list[JobKey]:
-    from ftlayer.monitor.names import JobKey
+    from ftlayer.monitor.rules.names import JobKey
 
     return [JobKey(view.vertex, announced.job.owner) for view, announced in jobs_of(gatherer.views())]
 
@@ -220,7 +220,7 @@ def _drawn(console: Console, gatherer: Gatherer, position: Position) -> Renderab
 
 
 def _parts(gatherer: Gatherer, position: Position) -> Iterable[Part]:
-    from ftlayer.monitor.names import JobNames
+    from ftlayer.monitor.rules.names import JobNames
 
     views = gatherer.views()
     names = JobNames(views)

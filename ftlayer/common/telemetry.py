@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftlayer.common.printable import shown_url
-from ftlayer.common.telemetry_settings import OtlpTarget, Tracing
+from ftlayer.common.rules.telemetry_settings import OtlpTarget, Tracing
 from ftlayer.errors import ConfigError, install
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypedDict, cast
 
 from ftlayer.common.checks import check_choice, check_function, check_ran
-from ftlayer.common.circuit import Limit, limit_of
 from ftlayer.common.failures import PermanentFailure, RetryLater
 from ftlayer.common.printable import described
+from ftlayer.common.rules.circuit import Limit, limit_of
 from ftlayer.errors import ConfigError
 
 Errors: TypeAlias = type[BaseException] | Iterable[type[BaseException]] | Callable[[Any], bool]

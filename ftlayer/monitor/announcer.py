@@ -15,7 +15,7 @@ from typing import Protocol
 
 from ftlayer.common.printable import described
 from ftlayer.errors import ConfigError, FTLayerError, StaleOwnerError, UnsupportedError
-from ftlayer.monitor.orders import Orders
+from ftlayer.monitor.rules.orders import Orders
 from ftlayer.vertex.calls import AnnounceJob, AnsweredBy, JobDetails, JobOrder, OrderState, R
 
 EVERY_S = 1.0

@@ -37,9 +37,9 @@ from ftlayer.errors import (
     UnsupportedError,
     VertexUnavailableError,
 )
-from ftlayer.monitor.health import LATELY_MS
-from ftlayer.monitor.names import VertexView, marked
-from ftlayer.monitor.plans import DEAD, WAITING, check_way_back
+from ftlayer.monitor.rules.health import LATELY_MS
+from ftlayer.monitor.rules.names import VertexView, marked
+from ftlayer.monitor.rules.plans import DEAD, WAITING, check_way_back
 from ftlayer.monitor.sources import VertexSource, short_name
 from ftlayer.records.ipc import as_stream
 from ftlayer.records.sought import says

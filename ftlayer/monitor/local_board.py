@@ -43,7 +43,7 @@ from ftlayer.vertex.rules.board import Board
 from ftlayer.vertex.service.access import FOUND_ACCESS_FILE, AccessFile, write_access
 from ftlayer.vertex.service.metrics import Metrics, board_families
 from ftlayer.vertex.service.otlp import OtlpMetrics
-from ftlayer.vertex.store.kept import WriteTransaction
+from ftlayer.vertex.store.key_value import WriteTransaction
 from ftlayer.vertex.store.memory import MemoryStore
 from ftlayer.vertex.wire.frames import decode_call, encode_health, encode_reply
 

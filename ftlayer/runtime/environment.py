@@ -30,24 +30,28 @@ from ftlayer.common.checks import (
     users_line,
 )
 from ftlayer.common.printable import NotebookLine, in_notebook, printable, tell_anyway
-from ftlayer.common.restart import RestartStrategy, check_strategy
-from ftlayer.common.restart import default_restart as default_restart
-from ftlayer.common.telemetry_settings import tracing_of
+from ftlayer.common.rules.restart import RestartStrategy, check_strategy
+from ftlayer.common.rules.restart import default_restart as default_restart
+from ftlayer.common.rules.telemetry_settings import tracing_of
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import ConfigError, JobStartError
 from ftlayer.functions.retry_rules import Errors
 from ftlayer.monitor.local_board import kept_reports, local_announcer, push_otlp, tell_prometheus
-from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
 from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls, vertex_keepers
-from ftlayer.runtime.acker_mode.slot.shell import AckerSlotFactory
+from ftlayer.runtime.acker_mode.driver.rules.driver_half import AckerDriver
+from ftlayer.runtime.acker_mode.slot.rules import AckerSlotFactory
 from ftlayer.runtime.barrier_mode.driver.checkpointing import JobCheckpointParts, JobCheckpoints
-from ftlayer.runtime.barrier_mode.driver.job_mode import BarrierJob, regions_of
 from ftlayer.runtime.barrier_mode.driver.letters import check_place
 from ftlayer.runtime.barrier_mode.driver.opening import LATEST as LATEST
 from ftlayer.runtime.barrier_mode.driver.opening import ended_before, open_checkpoints
+from ftlayer.runtime.barrier_mode.driver.rules.job_rules import BarrierJob, regions_of
 from ftlayer.runtime.barrier_mode.slot.shell import BarrierSlotFactory
 from ftlayer.runtime.driver.control_server import ControlServer
-from ftlayer.runtime.driver.events import (
+from ftlayer.runtime.driver.job import EndedJob, Job
+from ftlayer.runtime.driver.job_thread import JobParts, JobThread
+from ftlayer.runtime.driver.planners import Planners
+from ftlayer.runtime.driver.reporting import TopologyTelling
+from ftlayer.runtime.driver.rules.events import (
     AllRunning,
     BarrierInstruction,
     Event,
@@ -57,10 +61,7 @@ from ftlayer.runtime.driver.events import (
     RegionDeployed,
     Said,
 )
-from ftlayer.runtime.driver.job import EndedJob, Job
-from ftlayer.runtime.driver.job_status import PAUSED, WAITING, chains_with
-from ftlayer.runtime.driver.job_thread import JobParts, JobThread
-from ftlayer.runtime.driver.mode import (
+from ftlayer.runtime.driver.rules.job_rules import (
     DriverMode,
     JobContext,
     JobMode,
@@ -69,8 +70,9 @@ from ftlayer.runtime.driver.mode import (
     StopJob,
     failed,
 )
-from ftlayer.runtime.driver.planners import Planners
-from ftlayer.runtime.driver.range_keeper import KeptRanges, OpenKeeper, PositionKeeper
+from ftlayer.runtime.driver.rules.job_status import PAUSED, WAITING, chains_with
+from ftlayer.runtime.driver.rules.range_keeper import KeptRanges, OpenKeeper, PositionKeeper
+from ftlayer.runtime.driver.rules.slot_record import Crew, SlotRecord, died, untracked
 from ftlayer.runtime.driver.session import (
     Place,
     SlotRunner,
@@ -81,13 +83,11 @@ from ftlayer.runtime.driver.session import (
     place_of,
     taken_task_slots,
 )
-from ftlayer.runtime.driver.slot_record import Crew, SlotRecord, died, untracked
-from ftlayer.runtime.driver.telling import TopologyTelling
 from ftlayer.runtime.protocol.elements import SlotOrder
 from ftlayer.runtime.protocol.messages import KEY_BYTES, Deploy, Heartbeat, LoopWaits, SlotFailed
 from ftlayer.runtime.slot.black_box import last_words
 from ftlayer.runtime.slot.main import run_slot
-from ftlayer.runtime.slot.mode import Order, SlotModeFactory, UntrackedSlotFactory
+from ftlayer.runtime.slot.rules.mode import Order, SlotModeFactory, UntrackedSlotFactory
 from ftlayer.spark.sessions import check_is_session, links_of, prepare_workers, tells_of_its_end
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import Schema

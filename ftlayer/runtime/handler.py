@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ftlayer.common.checks import fast_dataclass
-from ftlayer.common.restart import TRACEBACK, lasting_in_text
+from ftlayer.common.rules.restart import TRACEBACK, lasting_in_text
 from ftlayer.errors import JobError
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import (

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ftlayer.common.circuit import CircuitBreaker, CircuitState, CircuitStatus, Limit
+from ftlayer.common.rules.circuit import CircuitBreaker, CircuitState, CircuitStatus, Limit
 from ftlayer.errors import QueryError
 from ftlayer.vertex.calls import Failure
 

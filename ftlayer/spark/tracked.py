@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from ftlayer.common import checks
-from ftlayer.common.circuit import Limit
+from ftlayer.common.rules.circuit import Limit
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.data_sources import from_arrow_schema, to_arrow_schema
 from ftlayer.functions.retry_rules import FailureOptions, RetryRules, rules_of

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ftlayer.common.checks import check_instance
-from ftlayer.common.restart import RestartStrategy, check_pauses, check_strategy
+from ftlayer.common.rules.restart import RestartStrategy, check_pauses, check_strategy
 from ftlayer.config import FTStatus
 from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import Errors, rules_of

@@ -12,7 +12,7 @@ import pyarrow as pa
 from ftlayer.checkpoint.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.checkpoint.failure_policy import OnFailure, check_on_failure
 from ftlayer.common.checks import member, shown
-from ftlayer.common.restart import RestartStrategy, check_strategy, default_restart
+from ftlayer.common.rules.restart import RestartStrategy, check_strategy, default_restart
 from ftlayer.config import FTStatus
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.steps import MAIN

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Protocol, TypeAlias, cast
 
 from ftlayer.checkpoint.failure_policy import FailurePolicy
-from ftlayer.common.circuit import Limit
+from ftlayer.common.rules.circuit import Limit
 from ftlayer.config import FTStatus
 from ftlayer.errors import InvalidTopologyError, UnsupportedError
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules

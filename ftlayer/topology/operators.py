@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from ftlayer.common.checks import check_function
-from ftlayer.common.restart import RestartStrategy, default_restart
+from ftlayer.common.rules.restart import RestartStrategy, default_restart
 from ftlayer.functions.aggregates.table import KeyedAggregate
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import CoProcess as CoProcess

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pyspark import cloudpickle
 
 from ftlayer import CheckpointConfig, FailurePolicy, PermanentFailure, RetryLater
-from ftlayer.common.circuit import Limit
-from ftlayer.common.restart import BACKOFF_MS, Retry, next_attempt, pause_ms
+from ftlayer.common.rules.circuit import Limit
+from ftlayer.common.rules.restart import BACKOFF_MS, Retry, next_attempt, pause_ms
 from ftlayer.errors import ConfigError
 from ftlayer.functions.failures import failure_of
 from ftlayer.functions.retry_rules import Decision

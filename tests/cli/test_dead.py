@@ -24,7 +24,7 @@ from ftlayer.cli.main import app
 from ftlayer.cli.records import keepers, parsed_keys
 from ftlayer.config import VertexOptions
 from ftlayer.errors import ConfigError, StoreLockedError
-from ftlayer.monitor.names import VertexView
+from ftlayer.monitor.rules.names import VertexView
 from ftlayer.monitor.sources import user_name
 from ftlayer.vertex import calls
 from ftlayer.vertex.client.client import VertexClient
@@ -424,12 +424,12 @@ def test_many_letters_are_edited_by_a_function(letters: Letters, fixes: str) -> 
 def test_records_of_an_edit_go_to_a_vertex_in_calls_of_a_bounded_size(
     letters: Letters, fixes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ftlayer.monitor.plans._EDIT_BYTES", 64)
+    monkeypatch.setattr("ftlayer.monitor.rules.plans._EDIT_BYTES", 64)
     letters.make([2.0] * 7)
     before = len(letters.client.call(calls.ListAudit()).entries)  # type: ignore[union-attr]
     assert letters.json("dead", "edit", "--all", "--with", fixes, "--yes")["changed"] == 7
     assert len(letters.client.call(calls.ListAudit()).entries) - before > 1  # type: ignore[union-attr]
-    monkeypatch.setattr("ftlayer.monitor.plans.MOST_EDITED", 2)
+    monkeypatch.setattr("ftlayer.monitor.rules.plans.MOST_EDITED", 2)
     keys = letters.make([2.0] * 3)
     code, output = letters.run("dead", "edit", "--all", "--with", fixes, "--yes")
     assert (code, "more than 2 letters" in output, letters.found()) == (2, True, keys)

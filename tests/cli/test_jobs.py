@@ -26,7 +26,7 @@ from ftlayer.cli.top import Key, Position, key_of, moved
 from ftlayer.config import VertexOptions
 from ftlayer.errors import VertexUnavailableError
 from ftlayer.monitor.local_board import BoardServer, LocalBoard
-from ftlayer.monitor.names import JobKey, VertexView, marked, state_of
+from ftlayer.monitor.rules.names import JobKey, VertexView, marked, state_of
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.vertex import calls
 from ftlayer.vertex.service.access import ACCESS_FILE, AccessFile, link_access, write_access

@@ -22,7 +22,7 @@ from ftlayer.common.printable import (
     shortened,
 )
 from ftlayer.errors import MalformedRequestError
-from ftlayer.monitor.names import JobNames
+from ftlayer.monitor.rules.names import JobNames
 from ftlayer.transport.flight_connection import flight_error
 from ftlayer.vertex.calls import Attempt, RecordInfo
 

@@ -16,16 +16,16 @@ from pyspark.sql.types import StructType
 
 from ftlayer.checkpoint.dead_letters.letter import DeadLetter
 from ftlayer.checkpoint.storage.metadata import JobResult
-from ftlayer.common.circuit import CircuitStatus
-from ftlayer.common.restart import NoRestart
+from ftlayer.common.rules.circuit import CircuitStatus
+from ftlayer.common.rules.restart import NoRestart
 from ftlayer.config import FTStatus, ServeOptions, TopologyOptions, VertexOptions
 from ftlayer.functions.context import Context
 from ftlayer.functions.current import CurrentRecord
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.ttl import StateTtl
 from ftlayer.runtime.driver.job import Job
-from ftlayer.runtime.driver.job_status import ChainStatus, IsolationStatus, JobStatus
 from ftlayer.runtime.driver.job_thread import JobThread
+from ftlayer.runtime.driver.rules.job_status import ChainStatus, IsolationStatus, JobStatus
 from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.spark.deliveries.ingest_reader import IngestStream
 from ftlayer.spark.facade import FTLayer

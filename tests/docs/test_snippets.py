@@ -27,17 +27,17 @@ import ftlayer.errors
 from ftlayer import sinks, sources
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.cli.main import app
-from ftlayer.common import restart
 from ftlayer.common.clock import Now
+from ftlayer.common.rules import restart
 from ftlayer.config import FTStatus, ServeOptions, TopologyOptions, VertexOptions
 from ftlayer.functions.context import Context, KeyTimers
 from ftlayer.functions.handles import AggregatingHandle, ListHandle, ReducingHandle, ValueHandle
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.monitor.console import watch as console_metrics
 from ftlayer.monitor.console.api import jobs as console_jobs
-from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job import Job
-from ftlayer.runtime.driver.job_status import ChainStatus, JobStatus
+from ftlayer.runtime.driver.rules.events import JobState
+from ftlayer.runtime.driver.rules.job_status import ChainStatus, JobStatus
 from ftlayer.runtime.environment import StreamEnvironment, default_restart
 from ftlayer.spark.deliveries.ingest_reader import IngestStream
 from ftlayer.spark.facade import FTLayer

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 
 from ftlayer.errors import UnknownJobError
-from ftlayer.monitor.orders import KEPT, Orders
+from ftlayer.monitor.rules.orders import KEPT, Orders
 from ftlayer.vertex.calls import (
     JobDetails,
     JobKind,

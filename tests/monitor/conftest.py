@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ftlayer.monitor.names import VertexView
+from ftlayer.monitor.rules.names import VertexView
 from ftlayer.vertex.calls import Attempt, RecordInfo
 from ftlayer.vertex.calls.jobs import AnnouncedJob, JobDetails, JobKind
 from ftlayer.vertex.calls.records import DeadGroup, StreamDetails

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ftlayer.monitor.health import bottleneck
+from ftlayer.monitor.rules.health import bottleneck
 from ftlayer.vertex.calls.jobs import JobPlan, PlanEdge, PlanNode, SubtaskDetails
 
 

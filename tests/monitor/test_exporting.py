@@ -12,9 +12,9 @@ from pyarrow import parquet
 
 from ftlayer.checkpoint.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.errors import ConfigError
-from ftlayer.monitor.exporting import GROUP_ROWS, Page, exported
-from ftlayer.monitor.file_formats import ExportFormat
-from ftlayer.monitor.names import JobNames
+from ftlayer.monitor.rules.exporting import GROUP_ROWS, Page, exported
+from ftlayer.monitor.rules.file_formats import ExportFormat
+from ftlayer.monitor.rules.names import JobNames
 from ftlayer.vertex.calls import Attempt, RecordInfo
 
 NAMES = JobNames(())

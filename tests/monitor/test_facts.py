@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer import FailException, PermanentFailure, sources
-from ftlayer.common.circuit import CircuitState, CircuitStatus
+from ftlayer.common.rules.circuit import CircuitState, CircuitStatus
 from ftlayer.connectors.amqp import source as amqp
 from ftlayer.connectors.files.formats import POSITION
 from ftlayer.connectors.kafka import source as kafka
@@ -20,10 +20,10 @@ from ftlayer.connectors.postgres.catalog import schema_of_changes
 from ftlayer.connectors.redis import source as redis
 from ftlayer.errors import ResultRowError
 from ftlayer.functions.failures import failure_of
-from ftlayer.monitor import facts
-from ftlayer.monitor.facts.common import masked_failure, masked_reason, masked_traceback
-from ftlayer.monitor.names import JobNames
-from ftlayer.runtime.driver.slot_record import conviction
+from ftlayer.monitor.rules import facts
+from ftlayer.monitor.rules.facts.common import masked_failure, masked_reason, masked_traceback
+from ftlayer.monitor.rules.names import JobNames
+from ftlayer.runtime.driver.rules.slot_record import conviction
 from ftlayer.sources import PolledJsonSource, SseSource, TailSource, WebhookSource
 from ftlayer.spark.stages.known import run_isolated
 from ftlayer.vertex.calls import Attempt, RecordInfo

@@ -11,8 +11,8 @@ import pytest
 from ftlayer.common.clock import Now
 from ftlayer.errors import ConfigError, UnknownJobError, UnsupportedError, VertexUnavailableError
 from ftlayer.monitor.gather import KEEP_GONE, Gatherer
-from ftlayer.monitor.health import Health, job_health, overall_health, vertex_health
-from ftlayer.monitor.names import state_of
+from ftlayer.monitor.rules.health import Health, job_health, overall_health, vertex_health
+from ftlayer.monitor.rules.names import state_of
 from ftlayer.monitor.sources import VertexSource
 from ftlayer.vertex.calls import (
     DeadGroups,

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from ftlayer.common.circuit import CircuitState, CircuitStatus
-from ftlayer.monitor.health import (
+from ftlayer.common.rules.circuit import CircuitState, CircuitStatus
+from ftlayer.monitor.rules.health import (
     Health,
     Page,
     PageLink,
@@ -16,7 +16,7 @@ from ftlayer.monitor.health import (
     together,
     vertex_health,
 )
-from ftlayer.monitor.names import pace_of, spoken
+from ftlayer.monitor.rules.names import pace_of, spoken
 from ftlayer.vertex.calls.jobs import CheckpointTotals, Hour, Incident, SlotDetails
 
 OPEN = CircuitStatus(CircuitState.OPEN, 1, 100, 40, 5_000)

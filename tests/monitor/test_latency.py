@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ftlayer.common.histogram import Histogram
-from ftlayer.monitor.facts import latency_facts
+from ftlayer.common.rules.histogram import Histogram
+from ftlayer.monitor.rules.facts import latency_facts
 from ftlayer.vertex.calls.jobs import HistogramDetails, JobDetails, JobKind
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ftlayer.errors import ConfigError
-from ftlayer.monitor.names import JobKey, JobNames
+from ftlayer.monitor.rules.names import JobKey, JobNames
 from ftlayer.vertex.calls.jobs import JobKind
 
 FIRST, SECOND = "3f2a" + "0" * 28, "77aa" + "1" * 28

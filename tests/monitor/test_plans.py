@@ -5,9 +5,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.monitor.names import JobNames
-from ftlayer.monitor.plans import KEYS_A_CALL, Carrying, Change, Counting, Letters, PlanScope
-from ftlayer.monitor.where import parse_where
+from ftlayer.monitor.rules.names import JobNames
+from ftlayer.monitor.rules.plans import KEYS_A_CALL, Carrying, Change, Counting, Letters, PlanScope
+from ftlayer.monitor.rules.where import parse_where
 from ftlayer.vertex.calls import MAX_KEYS, Changed, Purge, RecordPage, Requeue, SelectRecords
 
 NOW_MS = 1_800_000_000_000

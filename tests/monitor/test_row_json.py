@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.errors import ConfigError
-from ftlayer.monitor.row_json import json_of_row, row_of_json, structured_row, value_of_text
+from ftlayer.monitor.rules.row_json import json_of_row, row_of_json, structured_row, value_of_text
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 INT32 = st.integers(-(1 << 31), (1 << 31) - 1)

@@ -4,9 +4,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.monitor.names import JobNames
-from ftlayer.monitor.plans import LetterGroup, LetterGroups, Search, Selection, first_pages, whole_groups
-from ftlayer.monitor.where import parse_where
+from ftlayer.monitor.rules.names import JobNames
+from ftlayer.monitor.rules.plans import (
+    LetterGroup,
+    LetterGroups,
+    Search,
+    Selection,
+    first_pages,
+    whole_groups,
+)
+from ftlayer.monitor.rules.where import parse_where
 from ftlayer.vertex.calls import MAX_KEYS, Attempt, RecordInfo, RecordPage, SelectRecords
 
 NOW_MS = 1_800_000_000_000

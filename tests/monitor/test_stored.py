@@ -15,8 +15,8 @@ from ftlayer.checkpoint.storage.report import find_reports, put_report
 from ftlayer.common.clock import Now
 from ftlayer.errors import CheckpointDamagedError, UnknownJobError, UnsupportedError
 from ftlayer.monitor.gather import SILENT_MS, Gatherer, StoredReports
-from ftlayer.monitor.health import Health, job_health, vertex_health
-from ftlayer.monitor.names import state_of
+from ftlayer.monitor.rules.health import Health, job_health, vertex_health
+from ftlayer.monitor.rules.names import state_of
 from ftlayer.monitor.sources import VertexSource
 from ftlayer.vertex.calls import AnnounceJob, AskJob, JobDetails, JobList, JobOrder, OrderAction, Reply
 from ftlayer.vertex.rules.board import Board

@@ -8,9 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ftlayer.errors import ConfigError
-from ftlayer.monitor.names import JobNames
-from ftlayer.monitor.where import Where, parse_where
-from ftlayer.monitor.where.filter import Comparison, Every, Negation, Pushed, Some, Value
+from ftlayer.monitor.rules.names import JobNames
+from ftlayer.monitor.rules.where import Where, parse_where
+from ftlayer.monitor.rules.where.filter import Comparison, Every, Negation, Pushed, Some, Value
 from ftlayer.vertex.calls import Attempt, RecordInfo
 
 NOW_MS = 1_800_000_000_000

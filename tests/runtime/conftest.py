@@ -20,12 +20,12 @@ from ftlayer.config import TopologyOptions
 from ftlayer.functions.steps import Map
 from ftlayer.records.ids import U64Array
 from ftlayer.records.partitioning import Forward, Partitioner, Rebalance
-from ftlayer.runtime.acker_mode.slot.shell import AckerSlot, FailCall, PersistCall, TakeReplaysCall, XorCall
+from ftlayer.runtime.acker_mode.slot.rules import AckerSlot, FailCall, PersistCall, TakeReplaysCall, XorCall
 from ftlayer.runtime.protocol.channel_frames import ElementCodec, decode_grants, is_limits
 from ftlayer.runtime.protocol.elements import Batch, Element, EndOfStream, RecordIds
 from ftlayer.runtime.protocol.messages import FromSlot, ReplayNow
-from ftlayer.runtime.slot.core import SlotCore, SlotEvent
-from ftlayer.runtime.slot.events import (
+from ftlayer.runtime.slot.rules.core import SlotCore, SlotEvent
+from ftlayer.runtime.slot.rules.events import (
     CreditCame,
     FrameCame,
     Grant,
@@ -44,8 +44,8 @@ from ftlayer.runtime.slot.events import (
     Transmit,
     Turn,
 )
-from ftlayer.runtime.slot.mode import OpenRules, SlotMode, SlotParts, UntrackedSlot
-from ftlayer.runtime.slot.seat import Seating
+from ftlayer.runtime.slot.rules.mode import OpenRules, SlotMode, SlotParts, UntrackedSlot
+from ftlayer.runtime.slot.rules.subtask import Seating
 from ftlayer.runtime.task.actions import (
     Acknowledge,
     Action,

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.common import java as bundled_java
-from ftlayer.common.circuit import Limit
+from ftlayer.common.rules.circuit import Limit
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import (
     ConfigError,
@@ -38,10 +38,10 @@ from ftlayer.runtime.driver.session import (
 )
 from ftlayer.runtime.environment import StreamEnvironment, open_server
 from ftlayer.runtime.protocol.elements import SlotOrder
-from ftlayer.runtime.slot.mode import Order, UntrackedSlotFactory
+from ftlayer.runtime.slot.rules.mode import Order, UntrackedSlotFactory
 from ftlayer.spark import sessions
+from ftlayer.spark.connection import RetryDefaults
 from ftlayer.spark.facade import FTLayer
-from ftlayer.spark.layer import RetryDefaults
 from ftlayer.transport.address import parse_address
 from ftlayer.transport.flight_connection import Endpoint
 from ftlayer.vertex.calls import StreamCircuit, StreamOptions

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.common.circuit import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, CircuitState, CircuitStatus, Limit
+from ftlayer.common.rules.circuit import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, CircuitState, CircuitStatus, Limit
 from ftlayer.errors import QueryError
 from ftlayer.spark import circuits
 from ftlayer.spark.circuits import SINK, WHOLE_QUERY, FailureTally, QueryCircuits, QueryGate

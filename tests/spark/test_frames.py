@@ -11,8 +11,8 @@ import pyarrow as pa
 from ftlayer.checkpoint.dead_letters.letter import letter_of
 from ftlayer.cli.main import parse_root
 from ftlayer.cli.records import parsed_keys
-from ftlayer.monitor.facts.common import record_facts
-from ftlayer.monitor.names import JobNames
+from ftlayer.monitor.rules.facts.common import record_facts
+from ftlayer.monitor.rules.names import JobNames
 from ftlayer.spark.facade import record_row
 from ftlayer.vertex.calls import Attempt, RecordInfo
 

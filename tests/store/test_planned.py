@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.vertex.store import MemoryStore
-from ftlayer.vertex.store.kept import all_planned, put_planned
+from ftlayer.vertex.store.key_value import all_planned, put_planned
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 300), st.integers(0, 300)), max_size=40))

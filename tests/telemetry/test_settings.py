@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.common.telemetry import is_usable, open_spans
-from ftlayer.common.telemetry_settings import (
+from ftlayer.common.rules.telemetry_settings import (
     OtlpTarget,
     Tracing,
     check_endpoint,
@@ -15,6 +14,7 @@ from ftlayer.common.telemetry_settings import (
     target_of,
     tracing_of,
 )
+from ftlayer.common.telemetry import is_usable, open_spans
 from ftlayer.errors import ConfigError
 
 BASE = "OTEL_EXPORTER_OTLP_ENDPOINT"

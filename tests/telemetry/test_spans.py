@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ftlayer.common import telemetry as sdk
+from ftlayer.common.rules.telemetry_settings import Tracing
 from ftlayer.common.telemetry import EndedSpan, SpanError, open_spans
-from ftlayer.common.telemetry_settings import Tracing
 
 TRACE = 5 << 64 | 7
 

@@ -8,7 +8,7 @@ import pytest
 
 from ftlayer import FailurePolicy
 from ftlayer.checkpoint.dead_letters.letter import LETTER_SCHEMA
-from ftlayer.common.circuit import Limit
+from ftlayer.common.rules.circuit import Limit
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnsupportedError
 from ftlayer.functions.retry_rules import RetryRules, rules_of
 from ftlayer.topology.builder import GraphBuilder

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.checkpoint.failure_policy import FailurePolicy
-from ftlayer.common.circuit import Limit
-from ftlayer.common.restart import FixedDelay
+from ftlayer.common.rules.circuit import Limit
+from ftlayer.common.rules.restart import FixedDelay
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnsupportedError
 from ftlayer.functions.retry_rules import rules_of
 from ftlayer.functions.steps import CoProcess, MapAsync

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.common.failures import PermanentFailure
-from ftlayer.common.restart import lasting
+from ftlayer.common.rules.restart import lasting
 from ftlayer.errors import FTLayerError, FunctionLoadError
 from ftlayer.functions.chains.topology import TopologyChain
 from ftlayer.functions.pickling import missing_in

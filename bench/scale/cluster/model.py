@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ftlayer.config import TopologyOptions
-from ftlayer.runtime.slot.outgoing import AGES_A_FRAME, LONGEST_AGES
+from ftlayer.runtime.slot.rules.outgoing import AGES_A_FRAME, LONGEST_AGES
 
 CHAINS = 2
 """Of the job; each has a subtask in every slot, which tells the coordinator of its part of a checkpoint."""
@@ -70,7 +70,7 @@ def frames_a_second(rows: float, cluster: Cluster, options: TopologyOptions, bar
     """Return how many frames a busy slot sends, of ``rows`` that leave it in a second.
 
     A channel's frame leaves when it is full, when the slot's CPU time has paid for it, when it is the oldest possible
-    (`ftlayer.runtime.slot.outgoing`), or in front of a barrier.
+    (`ftlayer.runtime.slot.rules.outgoing`), or in front of a barrier.
     """
     channels = cluster.slots - 1
     if channels == 0 or rows <= 0:

@@ -27,7 +27,7 @@ from ftlayer import (
 from ftlayer.cli.demo.driver import BACKOFF, MAX_ATTEMPTS, Event, Progress, RunDirectory, Started, Starting
 from ftlayer.cli.demo.ledger import ENRICHED_SCHEMA, WORDS_SCHEMA, Service, Word, words_of
 from ftlayer.errors import ConfigError, JobError
-from ftlayer.runtime.driver.job_status import JobStatus
+from ftlayer.runtime.driver.rules.job_status import JobStatus
 from ftlayer.runtime.environment import LATEST
 from ftlayer.sinks import FileSink
 

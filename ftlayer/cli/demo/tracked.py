@@ -10,7 +10,7 @@ from ftlayer import FTLayer, StreamEnvironment
 from ftlayer.cli.demo.checkpointed import PARALLELISM, enriched_words, follow
 from ftlayer.cli.demo.driver import BACKOFF, MAX_ATTEMPTS, Event, RunDirectory, Starting
 from ftlayer.cli.demo.ledger import split_record
-from ftlayer.runtime.driver.job_status import JobStatus
+from ftlayer.runtime.driver.rules.job_status import JobStatus
 from ftlayer.sinks import FileSink
 from ftlayer.spark.facade import list_records
 from ftlayer.vertex.calls import AuditPage, ListAudit

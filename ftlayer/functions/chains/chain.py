@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.common.restart import TRACEBACK
+from ftlayer.common.rules.restart import TRACEBACK
 from ftlayer.errors import QueryError
 from ftlayer.functions.chains.async_segment import RateLimiter
 from ftlayer.functions.chains.batch_segment import run_segments, segments_of

@@ -19,8 +19,8 @@ from ftlayer.monitor.console.guard import Caller
 from ftlayer.monitor.console.rendering import caller_of
 from ftlayer.monitor.console.searching import Console
 from ftlayer.monitor.console.watch import Watch
-from ftlayer.monitor.plans import check_way_back
-from ftlayer.monitor.row_json import row_of_json
+from ftlayer.monitor.rules.plans import check_way_back
+from ftlayer.monitor.rules.row_json import row_of_json
 from ftlayer.vertex import calls
 
 MAX_ID_CHARS = 64

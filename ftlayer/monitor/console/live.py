@@ -31,7 +31,7 @@ from ftlayer.monitor.console.guard import EVENTS, Caller, session_key
 from ftlayer.monitor.console.rendering import console_of, page, render
 from ftlayer.monitor.console.searching import Console
 from ftlayer.monitor.console.watch import Watch
-from ftlayer.monitor.facts import iso
+from ftlayer.monitor.rules.facts import iso
 from ftlayer.vertex.calls.jobs import Hour
 
 FEWEST_POINTS = 6

@@ -16,7 +16,7 @@ from pathlib import Path
 from ftlayer.common.secret_files import read_file, read_secret
 from ftlayer.errors import ConfigError, FTLayerError, MachineError, error_for_code, install
 from ftlayer.monitor.console.login import Users
-from ftlayer.monitor.plans import EditFunction, edit_function
+from ftlayer.monitor.rules.plans import EditFunction, edit_function
 from ftlayer.monitor.sources import VertexSource
 from ftlayer.transport.address import Address, parse_listen
 from ftlayer.vertex.service.embedded import ChildReport, read_line

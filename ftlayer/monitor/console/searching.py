@@ -15,9 +15,9 @@ from ftlayer.monitor.console.options import ConsoleOptions
 from ftlayer.monitor.console.watch import Traffic, Watch
 from ftlayer.monitor.console.works import Works
 from ftlayer.monitor.gather import Gatherer
-from ftlayer.monitor.names import JobNames
-from ftlayer.monitor.plans import DEAD, EditFunction, Search, Selection
-from ftlayer.monitor.where import Where, parse_where
+from ftlayer.monitor.rules.names import JobNames
+from ftlayer.monitor.rules.plans import DEAD, EditFunction, Search, Selection
+from ftlayer.monitor.rules.where import Where, parse_where
 from ftlayer.vertex.calls import MAX_KEYS, MAX_SELECTED, RecordInfo, RecordPage, SelectRecords
 
 STATES = (DEAD, "waiting", "delivery", "pending")
@@ -41,7 +41,7 @@ class RecordFilter:
         group: the number of a group of dead letters, with ``vertex`` and ``stream``.
         q: text in reason, operator or payload.
         root: a root or an origin, 16 hexadecimal digits.
-        where: conditions, as `ftlayer.monitor.where` reads them.
+        where: conditions, as `ftlayer.monitor.rules.where` reads them.
     """
 
     state: str = DEAD

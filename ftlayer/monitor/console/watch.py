@@ -21,12 +21,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ftlayer import __version__
 from ftlayer.common.clock import Now
-from ftlayer.common.histogram import Histogram
+from ftlayer.common.rules.histogram import Histogram
 from ftlayer.errors import FTLayerError, UnknownJobError, VertexUnavailableError
 from ftlayer.monitor.console.guard import API, EVENTS, METRICS, STATIC
 from ftlayer.monitor.console.login import Sessions
 from ftlayer.monitor.gather import Client, Gatherer
-from ftlayer.monitor.names import JobNames, VertexView
+from ftlayer.monitor.rules.names import JobNames, VertexView
 from ftlayer.vertex.calls import AnnouncedJob, GetHour, Hour
 from ftlayer.vertex.metrics.catalogue import (
     Families,

@@ -14,10 +14,10 @@ from urllib.parse import quote, urlencode
 
 from ftlayer.common.clock import Now
 from ftlayer.errors import ConfigError, FTLayerError
-from ftlayer.monitor import plans
 from ftlayer.monitor.console.watch import Watch
-from ftlayer.monitor.facts import Facts, group_facts
-from ftlayer.monitor.health import Page
+from ftlayer.monitor.rules import plans
+from ftlayer.monitor.rules.facts import Facts, group_facts
+from ftlayer.monitor.rules.health import Page
 from ftlayer.vertex.calls import RecordPage
 
 
@@ -35,7 +35,7 @@ def with_query(path: str, fields: Mapping[str, str | int | None]) -> str:
 
 
 def href_of(place: Mapping[str, str]) -> str:
-    """Return where a finding leads to, as `ftlayer.monitor.facts` gives its place."""
+    """Return where a finding leads to, as `ftlayer.monitor.rules.facts` gives its place."""
     vertex, owner = place["vertex"], place["owner"]
     filters = {"vertex": vertex, "stream": place["stream"], "operator": place["operator"]}
     match place["page"]:

@@ -17,9 +17,9 @@ from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.metadata import JobResult
 from ftlayer.common.checks import Duration, UserFacing, check_text, wait_seconds
 from ftlayer.errors import CheckpointError, FTLayerError
-from ftlayer.runtime.driver.events import JobState
-from ftlayer.runtime.driver.job_status import JobStatus
-from ftlayer.runtime.driver.mode import CheckpointCalls
+from ftlayer.runtime.driver.rules.events import JobState
+from ftlayer.runtime.driver.rules.job_rules import CheckpointCalls
+from ftlayer.runtime.driver.rules.job_status import JobStatus
 from ftlayer.vertex.calls.jobs import CheckpointDetails, CheckpointTotals
 
 # Of the time that `Job.cancel` is given; the rest is for what comes behind the commit.

@@ -15,15 +15,16 @@ from typing import Any, TypeAlias, assert_never
 
 from ftlayer.checkpoint.storage.metadata import JobResult
 from ftlayer.common.clock import mono_ms
-from ftlayer.common.histogram import LATENCY_BOUNDS, Exemplar
 from ftlayer.common.printable import letters_text
-from ftlayer.common.restart import RestartStrategy
+from ftlayer.common.rules.histogram import LATENCY_BOUNDS, Exemplar
+from ftlayer.common.rules.restart import RestartStrategy
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import ConfigError, FTLayerError, JobError
 from ftlayer.functions.failures import raise_signalled
 from ftlayer.functions.pickling import missing_in
 from ftlayer.runtime.driver.control_server import ControlServer
-from ftlayer.runtime.driver.events import (
+from ftlayer.runtime.driver.planners import Planners
+from ftlayer.runtime.driver.rules.events import (
     AskSession,
     Broke,
     Broken,
@@ -46,8 +47,9 @@ from ftlayer.runtime.driver.events import (
     TasksCounted,
     Tick,
 )
-from ftlayer.runtime.driver.job_core import JobCore
-from ftlayer.runtime.driver.job_status import (
+from ftlayer.runtime.driver.rules.job_core import JobCore
+from ftlayer.runtime.driver.rules.job_rules import CheckpointCalls, DriverMode, JobContext, OpenMode
+from ftlayer.runtime.driver.rules.job_status import (
     JobStatus,
     Meter,
     away_of,
@@ -57,10 +59,8 @@ from ftlayer.runtime.driver.job_status import (
     slot_status,
     transports_of,
 )
-from ftlayer.runtime.driver.mode import CheckpointCalls, DriverMode, JobContext, OpenMode
-from ftlayer.runtime.driver.planners import Planners
+from ftlayer.runtime.driver.rules.slot_record import Crew
 from ftlayer.runtime.driver.session import SlotSubmitter
-from ftlayer.runtime.driver.slot_record import Crew
 from ftlayer.runtime.protocol.messages import (
     END_TO_END,
     PERSIST,

@@ -12,12 +12,12 @@ from typing import assert_never
 
 from ftlayer.common.clock import Now, system_now
 from ftlayer.common.printable import described
-from ftlayer.common.restart import RestartStrategy, lasting, note_success, pause_after
+from ftlayer.common.rules.restart import RestartStrategy, lasting, note_success, pause_after
 from ftlayer.errors import FTLayerError, SourceError
 from ftlayer.functions.failures import raise_signalled
 from ftlayer.runtime.connectors.offset_reader import OffsetReader, offset_reader
-from ftlayer.runtime.driver import planner_rules
-from ftlayer.runtime.driver.range_keeper import OpenKeeper, ReaderCalls
+from ftlayer.runtime.driver.rules import planner_rules
+from ftlayer.runtime.driver.rules.range_keeper import OpenKeeper, ReaderCalls
 from ftlayer.runtime.protocol.messages import AssignSplits, SplitDone
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.operators import ReaderSource, Source

@@ -21,7 +21,7 @@ from ftlayer.errors import (
     UnsupportedError,
 )
 from ftlayer.functions.pickling import WAY_OUT, pickling_fault, said
-from ftlayer.runtime.driver.events import TaskCounts
+from ftlayer.runtime.driver.rules.events import TaskCounts
 from ftlayer.runtime.protocol.elements import SlotOrder
 from ftlayer.runtime.worker import Worker
 from ftlayer.spark.sessions import how_it_ended, is_connect, is_local

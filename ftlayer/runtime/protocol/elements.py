@@ -11,7 +11,7 @@ from ftlayer.checkpoint.barrier import Barrier as Barrier
 from ftlayer.checkpoint.barrier import CancelMarker as CancelMarker
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.common.checks import fast_dataclass
-from ftlayer.common.telemetry_settings import Tracing
+from ftlayer.common.rules.telemetry_settings import Tracing
 from ftlayer.config import TopologyOptions
 from ftlayer.records.ids import I64Array
 from ftlayer.runtime.handler import RecordIds as RecordIds
@@ -48,7 +48,7 @@ class SlotOrder(Generic[Mode]):
             loopback is the one that all its processes have, and show to each other in both directions.
         graph: what runs.
         options: batching, credits, heartbeats.
-        mode: a `ftlayer.runtime.slot.mode.SlotModeFactory`: the mode that the job runs in.
+        mode: a `ftlayer.runtime.slot.rules.mode.SlotModeFactory`: the mode that the job runs in.
         listen_on: host that its channels listen on: ``127.0.0.1``, or "" for the address by which the slot
             reaches the coordinator.
         tls_cert, tls_key: PEM for its channels' server off loopback, else None.

@@ -18,8 +18,8 @@ from typing import Any
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.checkpoint.snapshots import Restore, SubtaskSnapshot
-from ftlayer.common.circuit import CircuitStatus
-from ftlayer.common.histogram import Exemplar, Histogram
+from ftlayer.common.rules.circuit import CircuitStatus
+from ftlayer.common.rules.histogram import Exemplar, Histogram
 from ftlayer.errors import UnauthorizedError
 from ftlayer.vertex.calls.jobs import EdgeDetails, SubtaskDetails
 

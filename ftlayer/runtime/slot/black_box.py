@@ -35,7 +35,7 @@ from typing import NoReturn
 from ftlayer import _native
 from ftlayer.common.secret_files import is_private
 from ftlayer.runtime.protocol.messages import Death
-from ftlayer.runtime.slot.mode import SlotContext
+from ftlayer.runtime.slot.rules.mode import SlotContext
 from ftlayer.runtime.task.contract import NO_NOTES, RecordNotes
 
 logger = logging.getLogger(__name__)

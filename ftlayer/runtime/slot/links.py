@@ -14,8 +14,8 @@ from ftlayer.errors import FTLayerError, PeerRefusedError
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.channel_frames import roots_in
 from ftlayer.runtime.protocol.messages import Deploy, Peer, PeersUp
-from ftlayer.runtime.slot.events import CreditCame, Event, FrameCame, LinkBroke
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
+from ftlayer.runtime.slot.rules.events import CreditCame, Event, FrameCame, LinkBroke
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.transport.address import Address
 from ftlayer.transport.exchange import Connection, Exchange, TokenServer

@@ -23,7 +23,7 @@ from typing import NoReturn, assert_never
 
 from ftlayer.common.clock import Now, system_now
 from ftlayer.common.printable import MAX_TEXT, described, text_of
-from ftlayer.common.restart import is_programs, lasting
+from ftlayer.common.rules.restart import is_programs, lasting
 from ftlayer.errors import (
     CodecError,
     FTLayerError,
@@ -62,8 +62,11 @@ from ftlayer.runtime.protocol.messages import (
     TriggerCheckpoint,
     has_worked,
 )
-from ftlayer.runtime.slot.core import SlotCore, SlotEvent
-from ftlayer.runtime.slot.events import (
+from ftlayer.runtime.slot.links import ChannelServer, SlotLinks, receivers_of
+from ftlayer.runtime.slot.pulse import Pulse
+from ftlayer.runtime.slot.roster import Roster
+from ftlayer.runtime.slot.rules.core import SlotCore, SlotEvent
+from ftlayer.runtime.slot.rules.events import (
     REST,
     TURN,
     CoordinatorLost,
@@ -93,10 +96,7 @@ from ftlayer.runtime.slot.events import (
     Transmit,
     Wake,
 )
-from ftlayer.runtime.slot.links import ChannelServer, SlotLinks, receivers_of
-from ftlayer.runtime.slot.mode import Order, RunTracer, SlotContext
-from ftlayer.runtime.slot.pulse import Pulse
-from ftlayer.runtime.slot.roster import Roster
+from ftlayer.runtime.slot.rules.mode import Order, RunTracer, SlotContext
 from ftlayer.runtime.slot.sources import Reopening, Signal, Sources
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import UNKNOWN_RECORD, RecordNotes, Task, TaskKey

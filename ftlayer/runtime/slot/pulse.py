@@ -15,9 +15,9 @@ import ftlayer
 from ftlayer.common.clock import mono_ms
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.messages import FromSlot, Heartbeat
-from ftlayer.runtime.slot.core import SlotCore, Working
-from ftlayer.runtime.slot.load import BusyTimes, LoadMeter, edge_loads
-from ftlayer.runtime.slot.seat import circuits_of
+from ftlayer.runtime.slot.rules.core import SlotCore, Working
+from ftlayer.runtime.slot.rules.load import BusyTimes, LoadMeter, edge_loads
+from ftlayer.runtime.slot.rules.subtask import circuits_of
 from ftlayer.vertex.calls.jobs import SubtaskDetails
 from ftlayer.vertex.service.heap import give_back_freed_memory
 

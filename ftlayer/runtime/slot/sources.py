@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ftlayer.common.clock import Now
-from ftlayer.common.restart import NoRestart, RestartStrategy, lasting, note_success, pause_after
+from ftlayer.common.rules.restart import NoRestart, RestartStrategy, lasting, note_success, pause_after
 from ftlayer.errors import SourceError, SourceGivenUpError
 from ftlayer.records.beside import MISFITS, misfits
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import SourceReader
 from ftlayer.runtime.protocol.messages import AssignSplits, SourceFailed, SplitDone
-from ftlayer.runtime.slot.core import SlotCore
-from ftlayer.runtime.slot.events import RowsRead, SourceEnded
+from ftlayer.runtime.slot.rules.core import SlotCore
+from ftlayer.runtime.slot.rules.events import RowsRead, SourceEnded
 from ftlayer.runtime.task.actions import SourceRows, TakenRows
 from ftlayer.runtime.task.contract import TaskKey
 

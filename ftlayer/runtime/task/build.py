@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.common.clock import Now
-from ftlayer.common.histogram import Histogram
+from ftlayer.common.rules.histogram import Histogram
 from ftlayer.functions.conversion import VALUES, concat, misfit_text, records_in_form, to_batch
 from ftlayer.functions.current import CurrentRecord, running, worst
 from ftlayer.functions.failures import failure_of, raise_signalled

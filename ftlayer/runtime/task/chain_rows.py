@@ -6,8 +6,8 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 from ftlayer.checkpoint.letters import ChainLetter
-from ftlayer.common.circuit import CircuitStatus
 from ftlayer.common.clock import Now
+from ftlayer.common.rules.circuit import CircuitStatus
 from ftlayer.functions.chains.firing import TimerKind
 from ftlayer.functions.current import UNTRACKED, Known
 from ftlayer.runtime.handler import Handler

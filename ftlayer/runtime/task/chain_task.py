@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from ftlayer.common.circuit import CircuitStatus
 from ftlayer.common.clock import Now
-from ftlayer.common.histogram import Histogram
+from ftlayer.common.rules.circuit import CircuitStatus
+from ftlayer.common.rules.histogram import Histogram
 from ftlayer.functions.failures import raise_signalled
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.elements import (

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ftlayer.common.checks import fast_dataclass
 from ftlayer.common.clock import Now
-from ftlayer.common.histogram import Histogram
+from ftlayer.common.rules.histogram import Histogram
 from ftlayer.errors import CodecError
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import I32Array, I64Array, U64Array

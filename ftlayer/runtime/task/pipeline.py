@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ftlayer.common.checks import fast_dataclass
 from ftlayer.common.clock import Now
-from ftlayer.common.restart import TRACEBACK, is_programs_text
+from ftlayer.common.rules.restart import TRACEBACK, is_programs_text
 from ftlayer.errors import JobError
 from ftlayer.functions.chains.firing import DueTimers, Interrupted, Timer, TimerGuard, TimerKind, never
 from ftlayer.functions.chains.preparing import ChainOperator

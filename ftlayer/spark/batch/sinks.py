@@ -14,7 +14,7 @@ import pyarrow as pa
 from ftlayer.common.checks import check_ran
 from ftlayer.common.failures import FailException, RetryLater, RowsRejected
 from ftlayer.common.printable import text_of
-from ftlayer.common.restart import is_of_no_row, lasting
+from ftlayer.common.rules.restart import is_of_no_row, lasting
 from ftlayer.errors import ConfigError, FTLayerError, QueryError, UnsupportedError, error_for_code
 from ftlayer.functions.chains.batch_segment import ROW_TAG
 from ftlayer.functions.chains.bisect import settle

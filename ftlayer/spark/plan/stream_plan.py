@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ftlayer.common.checks import check_function, check_ran, check_unlike
-from ftlayer.common.circuit import Limit
+from ftlayer.common.rules.circuit import Limit
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnhashableKeyError, UnsupportedError
 from ftlayer.functions.chains.batch_segment import ROW_TAG
 from ftlayer.functions.chains.chain import Chain
@@ -19,8 +19,8 @@ from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import FunctionStep
 from ftlayer.spark.batch.sinks import BatchFunctionSink, BatchSink, BatchWriterSink, EmitSink, stream_writer
 from ftlayer.spark.circuits import WHOLE_QUERY
+from ftlayer.spark.connection import FTLayerEngine
 from ftlayer.spark.deliveries.ingest_reader import stream_of_ingest
-from ftlayer.spark.layer import FTLayerEngine
 from ftlayer.spark.sessions import stream_reader
 from ftlayer.spark.stages.pages import SOURCE_FT
 from ftlayer.spark.stages.task import FT, FrameStep, StagePlan, Step, Transform, plan_stages

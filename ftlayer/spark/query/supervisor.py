@@ -22,9 +22,9 @@ from pyspark.errors import StreamingQueryException
 
 from ftlayer.checkpoint.dead_letters.reader import FORMAT
 from ftlayer.common.checks import Duration, UserFacing, duration_ms, wait_seconds
-from ftlayer.common.circuit import CircuitState, CircuitStatus
 from ftlayer.common.printable import html_table, letters_text, shortened
-from ftlayer.common.restart import (
+from ftlayer.common.rules.circuit import CircuitState, CircuitStatus
+from ftlayer.common.rules.restart import (
     RestartStrategy,
     counted,
     gave_up,

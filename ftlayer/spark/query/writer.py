@@ -26,12 +26,12 @@ from ftlayer.common.checks import (
     check_text,
     shown,
 )
-from ftlayer.common.circuit import CircuitStatus
-from ftlayer.common.histogram import BATCH_BOUNDS, Histogram
 from ftlayer.common.printable import shortened
-from ftlayer.common.restart import ExponentialDelay, RestartStrategy, check_strategy, restarts_text
+from ftlayer.common.rules.circuit import CircuitStatus
+from ftlayer.common.rules.histogram import BATCH_BOUNDS, Histogram
+from ftlayer.common.rules.restart import ExponentialDelay, RestartStrategy, check_strategy, restarts_text
+from ftlayer.common.rules.telemetry_settings import tracing_of
 from ftlayer.common.telemetry import EndedSpan, program_spans
-from ftlayer.common.telemetry_settings import tracing_of
 from ftlayer.errors import CheckpointMismatchError, ConfigError, QueryError, UnsupportedError
 from ftlayer.functions.data_sources import HAS_LIMITS
 from ftlayer.functions.pickling import missing_in, needing

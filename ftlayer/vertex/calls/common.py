@@ -30,9 +30,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ftlayer.common.checks import check_choice, check_instance, check_int, check_number, known_options, shown
-from ftlayer.common.circuit import Limit
 from ftlayer.common.failures import MAX_RETRY_LATER_MS
-from ftlayer.common.restart import BACKOFF_MS
+from ftlayer.common.rules.circuit import Limit
+from ftlayer.common.rules.restart import BACKOFF_MS
 from ftlayer.errors import ConfigError, MalformedRequestError, VertexError
 from ftlayer.records.failures import Failure as Failure
 from ftlayer.records.ids import RootRange as RootRange

@@ -15,8 +15,8 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from ftlayer.common.circuit import CircuitStatus
-from ftlayer.common.histogram import Exemplar, Histogram
+from ftlayer.common.rules.circuit import CircuitStatus
+from ftlayer.common.rules.histogram import Exemplar, Histogram
 from ftlayer.errors import ConfigError, MalformedRequestError
 from ftlayer.vertex.calls.common import (
     MAX_RUN_BYTES,

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from ftlayer.common.circuit import CircuitStatus
+from ftlayer.common.rules.circuit import CircuitStatus
 from ftlayer.errors import MalformedRequestError
 from ftlayer.records.failures import READ_AS
 from ftlayer.records.ids import Explanation

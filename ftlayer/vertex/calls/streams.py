@@ -15,8 +15,8 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.common.circuit import CircuitStatus
 from ftlayer.common.printable import html_table
+from ftlayer.common.rules.circuit import CircuitStatus
 from ftlayer.errors import MalformedRequestError
 from ftlayer.vertex.calls.common import (
     I32,

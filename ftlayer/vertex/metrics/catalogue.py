@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ftlayer.common.circuit import CircuitState, CircuitStatus
-from ftlayer.common.histogram import Histogram
+from ftlayer.common.rules.circuit import CircuitState, CircuitStatus
+from ftlayer.common.rules.histogram import Histogram
 from ftlayer.vertex.calls import StatsReply, StreamDetails, StreamList
 from ftlayer.vertex.calls.jobs import AnnouncedJob, JobDetails, JobKind
 

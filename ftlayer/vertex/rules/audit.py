@@ -12,7 +12,7 @@ from ftlayer.vertex.calls import AuditEntry, AuditPage, ListAudit
 from ftlayer.vertex.calls.jobs import Hour, JobDetails
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.store import audit as table
-from ftlayer.vertex.store.kept import KeyValueStore, ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.key_value import KeyValueStore, ReadTransaction, WriteTransaction
 
 # The last hour in figures: a point every ten seconds, of the vertex itself and of each job that is announced.
 #

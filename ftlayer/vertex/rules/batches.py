@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ftlayer.common.clock import Now
-from ftlayer.common.restart import next_attempt
+from ftlayer.common.rules.restart import next_attempt
 from ftlayer.errors import ProtocolError, StaleOwnerError, StoreDamagedError
 from ftlayer.records.failures import from_columns, to_columns
 from ftlayer.vertex import calls
@@ -30,7 +30,7 @@ from ftlayer.vertex.rules.streams import Stream
 from ftlayer.vertex.rules.tracking import Tracking
 from ftlayer.vertex.store import batches
 from ftlayer.vertex.store.batches import BatchHead, BatchPart, StoredEmit
-from ftlayer.vertex.store.kept import ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.key_value import ReadTransaction, WriteTransaction
 from ftlayer.vertex.store.meta import QueryRecord, get_query, put_query
 from ftlayer.vertex.store.rows import I64, U64, StoredBatch, first_attempts, pack, take_rows
 from ftlayer.vertex.store.streams import SegmentKind, delete_entry, get_bounds, log_entries, put_bounds

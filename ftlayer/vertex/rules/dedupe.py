@@ -24,7 +24,7 @@ from typing import Any
 
 from ftlayer.errors import ProtocolError, StoreDamagedError
 from ftlayer.vertex import calls
-from ftlayer.vertex.store.kept import ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.key_value import ReadTransaction, WriteTransaction
 from ftlayer.vertex.store.meta import all_replies, delete_reply, put_reply
 
 REPLIES = 256

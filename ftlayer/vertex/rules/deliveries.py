@@ -17,7 +17,7 @@ from ftlayer.vertex.rules.streams import Stream
 from ftlayer.vertex.rules.tracking import Tracking, check_intake
 from ftlayer.vertex.store import dead_index as failed
 from ftlayer.vertex.store.dead_index import FailedRecord, FailedTable
-from ftlayer.vertex.store.kept import ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.key_value import ReadTransaction, WriteTransaction
 from ftlayer.vertex.store.rows import I64, RowInfo, StoredBatch, concat, first_attempts
 from ftlayer.vertex.store.streams import (
     LogEntry,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ftlayer.common.clock import Now
-from ftlayer.common.restart import next_attempt
+from ftlayer.common.rules.restart import next_attempt
 from ftlayer.records.failures import Failure
 from ftlayer.vertex.rules.live import LiveSegment, by_segment
 from ftlayer.vertex.rules.retry import held, shortened, stored_attempt
@@ -15,7 +15,7 @@ from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
 from ftlayer.vertex.store import dead_index as failed
 from ftlayer.vertex.store.dead_index import FailedRecord, FailedTable
-from ftlayer.vertex.store.kept import WriteTransaction
+from ftlayer.vertex.store.key_value import WriteTransaction
 from ftlayer.vertex.store.rows import I64, U64, History, RowInfo, SingleRows
 from ftlayer.vertex.store.streams import put_asked_pause_ms
 

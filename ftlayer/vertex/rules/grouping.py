@@ -17,7 +17,7 @@ from ftlayer.vertex.calls import DeadGroup, GroupList
 from ftlayer.vertex.store import dead_index
 from ftlayer.vertex.store import dead_index as failed
 from ftlayer.vertex.store.dead_index import FailedRecord, FailedTable, GroupRecord, IndexState
-from ftlayer.vertex.store.kept import ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.key_value import ReadTransaction, WriteTransaction
 
 RULES = 1
 """The rules of `kind_of`: an index that was made by others is made anew."""

@@ -65,7 +65,7 @@ from ftlayer.vertex.rules.retry import check_timeout
 from ftlayer.vertex.rules.state import Group, LayerOptions, ShardState, recover
 from ftlayer.vertex.rules.streams import Stream, StreamCounters
 from ftlayer.vertex.rules.tracking import Tracking
-from ftlayer.vertex.rules.walked import (
+from ftlayer.vertex.rules.walk import (
     NEVER_MS,
     PASSED_AT_ONCE,
     PassedRows,
@@ -78,7 +78,7 @@ from ftlayer.vertex.rules.walked import (
 from ftlayer.vertex.store import batches
 from ftlayer.vertex.store import dead_index as failed
 from ftlayer.vertex.store.dead_index import FailedTable
-from ftlayer.vertex.store.kept import (
+from ftlayer.vertex.store.key_value import (
     INTAKE_SHARE,
     KeyValueStore,
     ReadTransaction,

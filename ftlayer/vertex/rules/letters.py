@@ -12,11 +12,11 @@ from ftlayer.vertex.rules.owners import owner_of
 from ftlayer.vertex.rules.retry import MAX_HISTORY, shortened, stored_attempt
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
-from ftlayer.vertex.rules.walked import RecordContents
+from ftlayer.vertex.rules.walk import RecordContents
 from ftlayer.vertex.store import dead_index as failed
-from ftlayer.vertex.store import kept
+from ftlayer.vertex.store import key_value as kept
 from ftlayer.vertex.store.dead_index import FailedRecord, FailedTable, KeptName
-from ftlayer.vertex.store.kept import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.key_value import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
 from ftlayer.vertex.store.rows import History
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ftlayer.common.clock import Now
 from ftlayer.vertex.rules.source_ranges import SourceRange
-from ftlayer.vertex.store.kept import WriteTransaction
+from ftlayer.vertex.store.key_value import WriteTransaction
 from ftlayer.vertex.store.rows import I64, U64
 from ftlayer.vertex.store.streams import Mask, Segments
 

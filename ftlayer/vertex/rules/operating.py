@@ -15,10 +15,10 @@ from ftlayer.vertex import calls
 from ftlayer.vertex.rules import audit
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
-from ftlayer.vertex.rules.walked import names_of
+from ftlayer.vertex.rules.walk import names_of
 from ftlayer.vertex.store import dead_index as failed
 from ftlayer.vertex.store.dead_index import FailedRecord, FailedTable
-from ftlayer.vertex.store.kept import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.key_value import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
 from ftlayer.vertex.store.streams import get_cursor, put_cursor, put_died_ms
 
 # What a vertex answers to probes: whether to restart it (liveness), whether to send clients to it (readiness).

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from ftlayer.common.clock import Now
 from ftlayer.errors import ProtocolError, StaleOwnerError
 from ftlayer.vertex.calls import ClaimJob, JobClaimed, handles
-from ftlayer.vertex.store.kept import ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.key_value import ReadTransaction, WriteTransaction
 from ftlayer.vertex.store.meta import all_jobs, put_job
 
 INGEST = "ingest/"

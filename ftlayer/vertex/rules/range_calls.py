@@ -13,7 +13,7 @@ from ftlayer.vertex.rules.source_ranges import SourcePartition, SourceRange
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
 from ftlayer.vertex.rules.tracking import Tracking, check_intake
-from ftlayer.vertex.store.kept import WriteTransaction, put_planned
+from ftlayer.vertex.store.key_value import WriteTransaction, put_planned
 from ftlayer.vertex.store.rows import I64, RowInfo, StoredBatch, first_attempts, take_rows
 from ftlayer.vertex.store.streams import SegmentKind
 

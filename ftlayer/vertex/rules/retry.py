@@ -1,4 +1,4 @@
-"""Why an attempt ended, and what is kept of it. `ftlayer.common.restart` says when the record is tried again."""
+"""Why an attempt ended, and what is kept of it. `ftlayer.common.rules.restart` says when the record is tried again."""
 
 from __future__ import annotations
 

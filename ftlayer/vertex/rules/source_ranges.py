@@ -20,7 +20,7 @@ from ftlayer.errors import StoreDamagedError
 from ftlayer.records.failures import Failure
 from ftlayer.vertex.calls import RowRange
 from ftlayer.vertex.rules.streams import Stream
-from ftlayer.vertex.store.kept import ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.key_value import ReadTransaction, WriteTransaction
 from ftlayer.vertex.store.rows import I64, U64, pack, unpack
 from ftlayer.vertex.store.streams import Mask, get_position, put_position
 

@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 
 from ftlayer.common.checks import LONGEST_MS, check_choice, check_int
-from ftlayer.common.circuit import LEAST_RECORDS, CircuitBreaker, CircuitState, CircuitStatus
 from ftlayer.common.clock import Now
+from ftlayer.common.rules.circuit import LEAST_RECORDS, CircuitBreaker, CircuitState, CircuitStatus
 from ftlayer.errors import ProtocolError, StaleIncarnationError, StoreDamagedError
 from ftlayer.records.ids import RowRoots, ids_of, root_ids, shard_bits
 from ftlayer.records.traced import Sampler
@@ -26,7 +26,7 @@ from ftlayer.vertex.rules.source_ranges import SourcePartition, SourceRange, Sou
 from ftlayer.vertex.rules.streams import ShardCounters, Stream, stream_of_record
 from ftlayer.vertex.store import dead_index as failed
 from ftlayer.vertex.store.dead_index import FailedTable
-from ftlayer.vertex.store.kept import ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.key_value import ReadTransaction, WriteTransaction
 from ftlayer.vertex.store.rows import U64, Payloads, TextChanges
 from ftlayer.vertex.store.streams import (
     Mask,

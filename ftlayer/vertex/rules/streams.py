@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import astuple, dataclass, field, replace
 
-from ftlayer.common.histogram import Histogram
+from ftlayer.common.rules.histogram import Histogram
 from ftlayer.vertex.calls import StreamOptions
-from ftlayer.vertex.store.kept import WriteTransaction
+from ftlayer.vertex.store.key_value import WriteTransaction
 from ftlayer.vertex.store.rows import I64
 from ftlayer.vertex.store.streams import StreamRecord, put_stream
 

@@ -17,7 +17,7 @@ from ftlayer.vertex.rules.live import by_segment, locate, locations_of
 from ftlayer.vertex.rules.source_ranges import SourceRange
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
-from ftlayer.vertex.store.kept import WriteTransaction
+from ftlayer.vertex.store.key_value import WriteTransaction
 from ftlayer.vertex.store.rows import I64, U64, RowInfo, StoredBatch, first_attempts
 from ftlayer.vertex.store.streams import SegmentKind, get_position, put_position
 

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import Exemplar, Metric
 from prometheus_client.exposition import ThreadingWSGIServer
 
-from ftlayer.common.histogram import Histogram
+from ftlayer.common.rules.histogram import Histogram
 from ftlayer.errors import FTLayerError, UnknownJobError, VertexUnavailableError
 from ftlayer.transport.sockets import REQUEST_S, cannot_listen
 from ftlayer.vertex import calls

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 
 from ftlayer import __version__
+from ftlayer.common.rules.telemetry_settings import interval_s, target_of
 from ftlayer.common.telemetry import CollectorNews, is_usable, pushing, resource_of
-from ftlayer.common.telemetry_settings import interval_s, target_of
 from ftlayer.errors import FTLayerError
 from ftlayer.vertex.metrics.catalogue import OTLP_EXPORTS, Families
 

@@ -25,7 +25,7 @@ from opentelemetry.sdk.metrics.export import Metric as OtlpMetric
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from ftlayer.common.histogram import Histogram
+from ftlayer.common.rules.histogram import Histogram
 from ftlayer.vertex.metrics.catalogue import Families, Labels, Metric, MetricKind
 
 _CUMULATIVE = AggregationTemporality.CUMULATIVE

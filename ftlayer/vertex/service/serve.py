@@ -23,8 +23,8 @@ from pyarrow import flight
 
 from ftlayer import __version__
 from ftlayer.common.checks import duration_ms
+from ftlayer.common.rules.telemetry_settings import Tracing, tracing_of
 from ftlayer.common.telemetry import EndedSpan, SpanError, SpanExport, open_spans
-from ftlayer.common.telemetry_settings import Tracing, tracing_of
 from ftlayer.config import TCP_LISTEN, ServeOptions, VertexOptions
 from ftlayer.errors import ConfigError, FTLayerError, MalformedRequestError, VertexUnavailableError
 from ftlayer.records.traced import attempt_span, record_span, trace_of

@@ -50,7 +50,7 @@ from ftlayer.vertex.calls import (
 from ftlayer.vertex.rules.followed import EndedAttempt
 from ftlayer.vertex.rules.layer import CallOutcome, FTLayerCore
 from ftlayer.vertex.rules.operating import ShardPulse
-from ftlayer.vertex.store.kept import KeyValueStore, WriteTransaction
+from ftlayer.vertex.store.key_value import KeyValueStore, WriteTransaction
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ftlayer.vertex.store.kept import ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.key_value import ReadTransaction, WriteTransaction
 from ftlayer.vertex.store.rows import pack, unpack
 
 _TABLE = "audit"

@@ -11,7 +11,7 @@ from typing import Any
 
 from ftlayer.errors import StoreDamagedError
 from ftlayer.records.failures import Failure, from_columns, to_columns
-from ftlayer.vertex.store.kept import ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.key_value import ReadTransaction, WriteTransaction
 from ftlayer.vertex.store.rows import Payloads, StoredBatch, decode_info, encode_info, pack, unpack
 
 FORMAT = 4

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ftlayer.errors import StoreDamagedError
-from ftlayer.vertex.store.kept import ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.key_value import ReadTransaction, WriteTransaction
 from ftlayer.vertex.store.rows import NOT_EDITED, Edit, History, decode_history, pack, unpack
 
 # Failed records: one entry each, waiting for a replay or dead.

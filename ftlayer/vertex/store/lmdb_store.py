@@ -30,7 +30,7 @@ from ftlayer.errors import (
     other_format,
 )
 from ftlayer.vertex.store.directory import DATA_FILE, DirectoryLock, check_directory, holder_of, prepare
-from ftlayer.vertex.store.kept import INTAKE_SHARE, MAX_KEY_BYTES, TABLES, alone_in_thread
+from ftlayer.vertex.store.key_value import INTAKE_SHARE, MAX_KEY_BYTES, TABLES, alone_in_thread
 from ftlayer.vertex.store.lmdb_transaction import (
     PARTS,
     LmdbReadTransaction,

@@ -13,7 +13,7 @@ import lmdb
 import numpy as np
 
 from ftlayer.errors import StoreDamagedError, StoreError, StoreFullError, StorePathError
-from ftlayer.vertex.store.kept import check_key, check_table
+from ftlayer.vertex.store.key_value import check_key, check_table
 
 # A disk with less than this left is the cause of a failed write, whatever the error says: LMDB reports
 # a write that was cut short as EIO.

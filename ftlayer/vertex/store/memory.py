@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ftlayer.errors import StoreError, StoreFullError
-from ftlayer.vertex.store.kept import INTAKE_SHARE, TABLES, alone_in_thread, check_key, check_table
+from ftlayer.vertex.store.key_value import INTAKE_SHARE, TABLES, alone_in_thread, check_key, check_table
 
 # A sorted set of byte strings in plain Python.
 #

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ftlayer.errors import StoreDamagedError
-from ftlayer.vertex.store.kept import ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.key_value import ReadTransaction, WriteTransaction
 from ftlayer.vertex.store.rows import pack, unpack
 
 _QUERY, _JOB, _CLIENT = b"query/", b"job/", b"client/"

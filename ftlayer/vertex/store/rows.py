@@ -21,7 +21,7 @@ from ftlayer.common.printable import described
 from ftlayer.errors import StoreDamagedError
 from ftlayer.records.ids import RootRange
 from ftlayer.records.ipc import as_message, has_dictionaries, may_share, row_alone, with_views, without_views
-from ftlayer.vertex.store.kept import ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.key_value import ReadTransaction, WriteTransaction
 
 U64: TypeAlias = npt.NDArray[np.uint64]
 I64: TypeAlias = npt.NDArray[np.int64]

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ftlayer.errors import StoreDamagedError
-from ftlayer.vertex.store.kept import ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.key_value import ReadTransaction, WriteTransaction
 from ftlayer.vertex.store.rows import (
     I64,
     Payloads,

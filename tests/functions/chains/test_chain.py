@@ -19,7 +19,7 @@ import pytest
 from stage_chains import V, first_failures, ints, rows_out, run_chain, run_functions
 
 from ftlayer.common.failures import FailException
-from ftlayer.common.restart import lasting_in_text
+from ftlayer.common.rules.restart import lasting_in_text
 from ftlayer.errors import QueryError, ResultRowError
 from ftlayer.functions.chains.batch_segment import ROW_TAG
 from ftlayer.functions.chains.bisect import settle

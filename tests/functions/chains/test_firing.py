@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.common.restart import lasting
+from ftlayer.common.rules.restart import lasting
 from ftlayer.errors import ResultRowError, TimerFailedError
 from ftlayer.functions.chains import firing
 from ftlayer.functions.chains.topology import MAIN, TimerOutput, TopologyChain

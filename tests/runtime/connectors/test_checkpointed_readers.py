@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition, Simpl
 
 from ftlayer.errors import ConfigError, FTLayerError, IncompatibleCheckpointError
 from ftlayer.functions.data_sources import ReadMaxRows, SupportsTriggerAvailableNow
-from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import (
+from ftlayer.runtime.barrier_mode.driver.rules.reader_checkpoints import (
     Captured,
     RangeLog,
     SourceCheckpoints,
@@ -24,9 +24,9 @@ from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import (
     unpack_restored,
 )
 from ftlayer.runtime.connectors.offset_reader import SplitPosition, pack_rows, partition_key
-from ftlayer.runtime.driver.planner_rules import DrainSource, SubtaskDown, SubtaskUp
 from ftlayer.runtime.driver.planners import ReaderPlanner
-from ftlayer.runtime.driver.range_keeper import KeptRanges, PlannedRange
+from ftlayer.runtime.driver.rules.planner_rules import DrainSource, SubtaskDown, SubtaskUp
+from ftlayer.runtime.driver.rules.range_keeper import KeptRanges, PlannedRange
 from ftlayer.runtime.protocol.messages import AssignSplits, ReaderRange
 from ftlayer.topology.operators import ReaderSource, Source
 

@@ -16,7 +16,7 @@ from ftlayer.connectors.logs import LogReader
 from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.functions.data_sources import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
 from ftlayer.runtime.connectors.offset_reader import offset_reader
-from ftlayer.runtime.driver.planner_rules import DrainSource
+from ftlayer.runtime.driver.rules.planner_rules import DrainSource
 from ftlayer.runtime.protocol.messages import SplitDone
 
 ID = pa.schema([("id", pa.int64())])

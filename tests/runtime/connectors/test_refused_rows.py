@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from ftlayer import RowsRejected
 from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, LetterKind
 from ftlayer.checkpoint.snapshots import SinkPart, SubtaskSnapshot
-from ftlayer.common.restart import lasting
+from ftlayer.common.rules.restart import lasting
 from ftlayer.errors import ConfigError, JobError, SinkRowError
 from ftlayer.functions.data_sources import DataSourceStreamArrowWriter
 from ftlayer.records.ipc import read_one_batch

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ftlayer.common.restart import ExponentialDelay, RestartStrategy
+from ftlayer.common.rules.restart import ExponentialDelay, RestartStrategy
 from ftlayer.config import TopologyOptions
-from ftlayer.runtime.acker_mode.driver.driver_mode import AckerJob
-from ftlayer.runtime.driver.events import (
+from ftlayer.runtime.acker_mode.driver.rules.driver_half import AckerJob
+from ftlayer.runtime.driver.rules.events import (
     Broke,
     Event,
     JobInstruction,
@@ -21,9 +21,9 @@ from ftlayer.runtime.driver.events import (
     SendTo,
     Tick,
 )
-from ftlayer.runtime.driver.job_core import JobCore
-from ftlayer.runtime.driver.mode import JobMode
-from ftlayer.runtime.driver.slot_record import Crew
+from ftlayer.runtime.driver.rules.job_core import JobCore
+from ftlayer.runtime.driver.rules.job_rules import JobMode
+from ftlayer.runtime.driver.rules.slot_record import Crew
 from ftlayer.runtime.environment import UntrackedJob
 from ftlayer.runtime.protocol.messages import (
     Heartbeat,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.checkpoint.coordinator.statistics import HISTORY, CheckpointState
-from ftlayer.runtime.driver.job_status import WHOLE, CheckpointTimes
+from ftlayer.runtime.driver.rules.job_status import WHOLE, CheckpointTimes
 from ftlayer.vertex.calls.jobs import CheckpointDetails, SubtaskCheckpointDetails
 
 PARTS = tuple(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ftlayer.common.restart import NoRestart
+from ftlayer.common.rules.restart import NoRestart
 from ftlayer.errors import (
     JobError,
 )
-from ftlayer.runtime.driver.events import (
+from ftlayer.runtime.driver.rules.events import (
     AskVertexStatus,
     Broke,
     Broken,

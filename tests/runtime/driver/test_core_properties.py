@@ -8,11 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ftlayer.common.restart import ExponentialDelay
+from ftlayer.common.rules.restart import ExponentialDelay
 from ftlayer.config import TopologyOptions
-from ftlayer.runtime.acker_mode.driver.driver_mode import AckerJob
-from ftlayer.runtime.acker_mode.driver.isolation import ReplayInput
-from ftlayer.runtime.driver.events import (
+from ftlayer.runtime.acker_mode.driver.rules.driver_half import AckerJob
+from ftlayer.runtime.acker_mode.driver.rules.isolation import ReplayInput
+from ftlayer.runtime.driver.rules.events import (
     AskVertexStatus,
     Broke,
     CancelRequested,
@@ -35,9 +35,9 @@ from ftlayer.runtime.driver.events import (
     SubmitSlot,
     Tick,
 )
-from ftlayer.runtime.driver.job_core import JobCore
-from ftlayer.runtime.driver.mode import JobMode
-from ftlayer.runtime.driver.slot_record import Crew
+from ftlayer.runtime.driver.rules.job_core import JobCore
+from ftlayer.runtime.driver.rules.job_rules import JobMode
+from ftlayer.runtime.driver.rules.slot_record import Crew
 from ftlayer.runtime.environment import UntrackedJob
 from ftlayer.runtime.protocol.messages import (
     AllowReplays,

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from ftlayer.common.restart import ExponentialDelay, FixedDelay
+from ftlayer.common.rules.restart import ExponentialDelay, FixedDelay
 from ftlayer.errors import (
     SlotLostError,
 )
-from ftlayer.runtime.acker_mode.driver.isolation import LEFTOVERS
-from ftlayer.runtime.driver.events import (
+from ftlayer.runtime.acker_mode.driver.rules.isolation import LEFTOVERS
+from ftlayer.runtime.driver.rules.events import (
     CancelRequested,
     CancelSlot,
     JobState,

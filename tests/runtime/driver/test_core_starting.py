@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from ftlayer.common.restart import FixedDelay
+from ftlayer.common.rules.restart import FixedDelay
 from ftlayer.errors import (
     FunctionLoadError,
     JobStartError,
     SessionLostError,
     SourceRowError,
 )
-from ftlayer.runtime.driver.events import (
+from ftlayer.runtime.driver.rules.events import (
     AskSession,
     Broke,
     CancelRequested,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.common.histogram import LATENCY_BOUNDS, Histogram
-from ftlayer.runtime.driver.job_status import Meter
+from ftlayer.common.rules.histogram import LATENCY_BOUNDS, Histogram
+from ftlayer.runtime.driver.rules.job_status import Meter
 from ftlayer.runtime.protocol.messages import counters_of, exemplars_of, histograms_of
 
 TIMES = st.tuples(

@@ -7,12 +7,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.common.restart import FixedDelay
+from ftlayer.common.rules.restart import FixedDelay
 from ftlayer.errors import FTLayerError
-from ftlayer.runtime.driver.events import Broke, Broken, JobState, SparkJobEnded
-from ftlayer.runtime.driver.job_core import KEPT, PROCESS_GONE, Incidents
-from ftlayer.runtime.driver.mode import FailureNoted
-from ftlayer.runtime.driver.slot_record import SlotRecord
+from ftlayer.runtime.driver.rules.events import Broke, Broken, JobState, SparkJobEnded
+from ftlayer.runtime.driver.rules.job_core import KEPT, PROCESS_GONE, Incidents
+from ftlayer.runtime.driver.rules.job_rules import FailureNoted
+from ftlayer.runtime.driver.rules.slot_record import SlotRecord
 from ftlayer.runtime.protocol.messages import Death, Hello, PeersDropped, SlotFailed, SourceFailed
 
 Make = Any

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ftlayer.common.circuit import CircuitState, CircuitStatus
-from ftlayer.runtime.driver.job_status import (
+from ftlayer.common.rules.circuit import CircuitState, CircuitStatus
+from ftlayer.runtime.driver.rules.job_status import (
     ChainStatus,
     away_of,
     chain_status,
@@ -13,7 +13,7 @@ from ftlayer.runtime.driver.job_status import (
     lags_of,
     transports_of,
 )
-from ftlayer.runtime.driver.slot_record import SlotRecord
+from ftlayer.runtime.driver.rules.slot_record import SlotRecord
 from ftlayer.runtime.protocol.messages import Heartbeat
 
 

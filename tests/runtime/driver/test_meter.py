@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.runtime.driver.job_status import WINDOW_MS, Meter
+from ftlayer.runtime.driver.rules.job_status import WINDOW_MS, Meter
 from ftlayer.vertex.calls import StreamStatus
 
 

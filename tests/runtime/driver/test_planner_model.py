@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ftlayer.common.clock import Now
 from ftlayer.runtime.acker_mode.driver.job_vertex import FloorKeeper
-from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import SourceCheckpoints
+from ftlayer.runtime.barrier_mode.driver.rules.reader_checkpoints import SourceCheckpoints
 from ftlayer.runtime.connectors.offset_reader import (
     PositionChain,
     SplitPosition,
@@ -25,7 +25,7 @@ from ftlayer.runtime.connectors.offset_reader import (
     progress_of,
     unpack_split,
 )
-from ftlayer.runtime.driver.planner_rules import (
+from ftlayer.runtime.driver.rules.planner_rules import (
     CallReader,
     KeeperEvent,
     PlannerEvent,
@@ -35,7 +35,7 @@ from ftlayer.runtime.driver.planner_rules import (
     SubtaskDown,
     SubtaskUp,
 )
-from ftlayer.runtime.driver.range_keeper import PlannedRange, PositionKeeper, RangeKeeper, ReaderCalls
+from ftlayer.runtime.driver.rules.range_keeper import PlannedRange, PositionKeeper, RangeKeeper, ReaderCalls
 from ftlayer.runtime.protocol.messages import AssignSplits, ReaderRange, Split, SplitDone
 
 MANY = 5_000

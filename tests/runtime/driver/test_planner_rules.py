@@ -7,13 +7,13 @@ from typing import Any, TypeAlias
 import pytest
 
 from ftlayer.common.clock import Now
-from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import SourceCheckpoints
+from ftlayer.runtime.barrier_mode.driver.rules.reader_checkpoints import SourceCheckpoints
 from ftlayer.runtime.connectors.offset_reader import (
     SplitPosition,
     partition_key,
     progress_of,
 )
-from ftlayer.runtime.driver.planner_rules import (
+from ftlayer.runtime.driver.rules.planner_rules import (
     LAG_MS,
     MAX_POLL_MS,
     POLL_MS,
@@ -32,7 +32,7 @@ from ftlayer.runtime.driver.planner_rules import (
     TellBacklog,
     WarnReadAgain,
 )
-from ftlayer.runtime.driver.range_keeper import PlannedRange, PositionKeeper, RangeKeeper, ReaderCalls
+from ftlayer.runtime.driver.rules.range_keeper import PlannedRange, PositionKeeper, RangeKeeper, ReaderCalls
 from ftlayer.runtime.protocol.messages import AssignSplits, ReaderRange, Split, SplitDone
 
 Asked: TypeAlias = tuple[Any, ...]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ftlayer.common.printable import NotebookLine, in_notebook, tell
-from ftlayer.runtime.driver.events import JobState
-from ftlayer.runtime.driver.job_status import ChainStatus, JobStatus
+from ftlayer.runtime.driver.rules.events import JobState
+from ftlayer.runtime.driver.rules.job_status import ChainStatus, JobStatus
 from ftlayer.runtime.environment import PlainLines, follow, hide_spark_bar
 from ftlayer.vertex.calls import QueryStatus, SlotDetails, StreamStatus
 

@@ -20,15 +20,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.common.clock import Now
-from ftlayer.common.restart import FixedDelay
+from ftlayer.common.rules.restart import FixedDelay
 from ftlayer.config import TopologyOptions
-from ftlayer.runtime.acker_mode.driver.driver_mode import AckerJob
-from ftlayer.runtime.acker_mode.driver.isolation import ReplayInput
-from ftlayer.runtime.acker_mode.slot.shell import AckerSlot, FailCall, PersistCall, TakeReplaysCall, XorCall
+from ftlayer.runtime.acker_mode.driver.rules.driver_half import AckerJob
+from ftlayer.runtime.acker_mode.driver.rules.isolation import ReplayInput
+from ftlayer.runtime.acker_mode.slot.rules import AckerSlot, FailCall, PersistCall, TakeReplaysCall, XorCall
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.sinks import open_sink
-from ftlayer.runtime.driver.events import (
+from ftlayer.runtime.driver.rules.events import (
     AskVertexStatus,
     Broke,
     Event,
@@ -41,13 +41,16 @@ from ftlayer.runtime.driver.events import (
     StatusKnown,
     Tick,
 )
-from ftlayer.runtime.driver.job_core import JobCore
-from ftlayer.runtime.driver.slot_record import Crew
+from ftlayer.runtime.driver.rules.job_core import JobCore
+from ftlayer.runtime.driver.rules.slot_record import Crew
 from ftlayer.runtime.handler import FTHandler
 from ftlayer.runtime.protocol.messages import Deploy, FromSlot, Hello, PeersUp
 from ftlayer.runtime.slot import main as loop_module
-from ftlayer.runtime.slot.core import SlotCore
-from ftlayer.runtime.slot.events import (
+from ftlayer.runtime.slot.main import SlotLoop, roots_in_mail
+from ftlayer.runtime.slot.pulse import Pulse
+from ftlayer.runtime.slot.roster import Roster
+from ftlayer.runtime.slot.rules.core import SlotCore
+from ftlayer.runtime.slot.rules.events import (
     CoordinatorSaid,
     CreditCame,
     FrameCame,
@@ -57,9 +60,6 @@ from ftlayer.runtime.slot.events import (
     ReplaysCame,
     RootsAccepted,
 )
-from ftlayer.runtime.slot.main import SlotLoop, roots_in_mail
-from ftlayer.runtime.slot.pulse import Pulse
-from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.sources import Signal, Sources
 from ftlayer.runtime.task.actions import SourceRows
 from ftlayer.runtime.task.build import build_task

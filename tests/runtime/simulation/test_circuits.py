@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer import current_record
-from ftlayer.common.circuit import CircuitState, Limit
+from ftlayer.common.rules.circuit import CircuitState, Limit
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
 from ftlayer.topology.job_graph_generator import job_graph

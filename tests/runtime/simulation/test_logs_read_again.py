@@ -33,7 +33,7 @@ from ftlayer.runtime.connectors.offset_reader import (
     progress_of,
     unpack_split,
 )
-from ftlayer.runtime.driver.planner_rules import (
+from ftlayer.runtime.driver.rules.planner_rules import (
     CallReader,
     CloseSource,
     PlannerEvent,
@@ -42,7 +42,7 @@ from ftlayer.runtime.driver.planner_rules import (
     SubtaskDown,
     SubtaskUp,
 )
-from ftlayer.runtime.driver.range_keeper import PlannedRange, ReaderCalls
+from ftlayer.runtime.driver.rules.range_keeper import PlannedRange, ReaderCalls
 from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
 from ftlayer.runtime.task.actions import SourceOver
 from ftlayer.topology.builder import GraphBuilder

@@ -15,9 +15,9 @@ from pyarrow import flight
 
 from ftlayer.errors import CodecError, PeerRefusedError
 from ftlayer.runtime.protocol.messages import Peer
-from ftlayer.runtime.slot.events import CreditCame, Event, FrameCame, LinkBroke
 from ftlayer.runtime.slot.links import FLIGHT, UNIX, ChannelServer, PeerLink
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
+from ftlayer.runtime.slot.rules.events import CreditCame, Event, FrameCame, LinkBroke
 from ftlayer.transport.address import Address
 from ftlayer.transport.flight_connection import NO_COLUMNS, Endpoint
 from ftlayer.transport.sockets import SocketDirectory

@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlayer.common.clock import Now
-from ftlayer.common.histogram import LATENCY_BOUNDS
+from ftlayer.common.rules.histogram import LATENCY_BOUNDS
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
-from ftlayer.runtime.acker_mode.slot.shell import CALL_ROOTS, MAX_WAIT_MS
+from ftlayer.runtime.acker_mode.slot.rules import CALL_ROOTS, MAX_WAIT_MS
 from ftlayer.runtime.protocol.channel_frames import ElementCodec, decode_grants, encode_grants
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, LatencyMarker, Watermark
 from ftlayer.runtime.protocol.messages import PERSIST, ReplayNow, histograms_of
-from ftlayer.runtime.slot.events import (
+from ftlayer.runtime.slot.rules.events import (
     Grant,
     ReplaysCame,
     RootsAccepted,
@@ -29,7 +29,7 @@ from ftlayer.runtime.slot.events import (
     Transmit,
     Turn,
 )
-from ftlayer.runtime.slot.outgoing import AGES_A_FRAME, LONGEST_AGES
+from ftlayer.runtime.slot.rules.outgoing import AGES_A_FRAME, LONGEST_AGES
 from ftlayer.topology.job_graph import Channel
 from ftlayer.vertex.calls import Records
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.errors import CodecError
 from ftlayer.runtime.protocol.channel_frames import HEADER_BYTES, ElementCodec
-from ftlayer.runtime.slot.credit import GrantBook, SendWindow
-from ftlayer.runtime.slot.events import Mailbox
+from ftlayer.runtime.slot.rules.credit import GrantBook, SendWindow
+from ftlayer.runtime.slot.rules.events import Mailbox
 from ftlayer.topology.job_graph import Channel
 
 FRAME_SIZES = st.integers(HEADER_BYTES, HEADER_BYTES + 150)

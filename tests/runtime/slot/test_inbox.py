@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.runtime.protocol.elements import Barrier, Batch, RecordIds, Watermark
-from ftlayer.runtime.slot.inbox import Inbox
+from ftlayer.runtime.slot.rules.inbox import Inbox
 from ftlayer.topology.job_graph import Channel
 
 CHANNELS = [Channel(0, sender, 0) for sender in range(3)]

@@ -18,8 +18,8 @@ from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Watermark
-from ftlayer.runtime.slot.inbox import FeedbackOutput, HeadInbox
-from ftlayer.runtime.slot.mode import UntrackedSlot
+from ftlayer.runtime.slot.rules.inbox import FeedbackOutput, HeadInbox
+from ftlayer.runtime.slot.rules.mode import UntrackedSlot
 from ftlayer.runtime.task.actions import SourceRows
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.untracked import UntrackedTaskMode

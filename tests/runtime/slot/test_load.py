@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ftlayer.config import TopologyOptions
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS
-from ftlayer.runtime.slot.load import BusyTimes, LoadMeter, edge_loads
-from ftlayer.runtime.slot.outgoing import RemoteOutput
+from ftlayer.runtime.slot.rules.load import BusyTimes, LoadMeter, edge_loads
+from ftlayer.runtime.slot.rules.outgoing import RemoteOutput
 from ftlayer.topology.job_graph import Channel
 from ftlayer.vertex.calls.jobs import EdgeDetails, SubtaskDetails
 

@@ -28,7 +28,10 @@ from ftlayer.runtime.protocol.messages import (
     TriggerCheckpoint,
 )
 from ftlayer.runtime.slot import main as loop
-from ftlayer.runtime.slot.events import (
+from ftlayer.runtime.slot.main import SlotLoop, bears_barrier
+from ftlayer.runtime.slot.pulse import Pulse
+from ftlayer.runtime.slot.roster import Roster
+from ftlayer.runtime.slot.rules.events import (
     CoordinatorLost,
     CoordinatorSaid,
     CreditCame,
@@ -38,9 +41,6 @@ from ftlayer.runtime.slot.events import (
     Mailbox,
     PartFailed,
 )
-from ftlayer.runtime.slot.main import SlotLoop, bears_barrier
-from ftlayer.runtime.slot.pulse import Pulse
-from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.sources import Signal, Sources
 from ftlayer.runtime.task.actions import SourceRows
 from ftlayer.topology.job_graph import Channel

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.common.clock import Now
-from ftlayer.common.restart import FixedDelay, NoRestart, RestartStrategy
+from ftlayer.common.rules.restart import FixedDelay, NoRestart, RestartStrategy
 from ftlayer.errors import ConfigError, SourceError, SourceGivenUpError, SourceRowError
 from ftlayer.records import beside
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.protocol.messages import AssignSplits, ReaderRange, SourceFailed, Split, SplitDone
-from ftlayer.runtime.slot.events import RowsRead, SourceEnded
+from ftlayer.runtime.slot.rules.events import RowsRead, SourceEnded
 from ftlayer.runtime.slot.sources import EARLY_ROWS, Reopening, Signal, Sources
 from ftlayer.runtime.task.actions import SourceRows
 from ftlayer.vertex.calls import SourcePosition

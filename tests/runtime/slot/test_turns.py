@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.runtime.slot.core import IN_HASTE, Turns
+from ftlayer.runtime.slot.rules.core import IN_HASTE, Turns
 
 
 @dataclass

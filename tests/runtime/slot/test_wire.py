@@ -33,7 +33,7 @@ from ftlayer.runtime.protocol.elements import (
     Splits,
     Watermark,
 )
-from ftlayer.runtime.slot.inbox import can_join, cut, joined, rows_of
+from ftlayer.runtime.slot.rules.inbox import can_join, cut, joined, rows_of
 from ftlayer.topology.job_graph import Channel, JobEdge
 
 NESTED = pa.schema(

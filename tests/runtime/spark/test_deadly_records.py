@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ftlayer import FTLayer, JobState
-from ftlayer.common.restart import FixedDelay
+from ftlayer.common.rules.restart import FixedDelay
 from ftlayer.spark.facade import list_records
 from ftlayer.topology.connectors import partitions
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer import DeadLetter, PermanentFailure, RetryLater, TopologyOptions, current_record
-from ftlayer.common.circuit import CircuitState, CircuitStatus
+from ftlayer.common.rules.circuit import CircuitState, CircuitStatus
 from ftlayer.vertex.calls import Stats
 
 pytestmark = pytest.mark.spark

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from ftlayer import FTLayer
-from ftlayer.common.restart import NoRestart
+from ftlayer.common.rules.restart import NoRestart
 from ftlayer.config import FTStatus
 from ftlayer.errors import ConfigError, JobStartError, SourceGivenUpError, StaleOwnerError
-from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job import Job
+from ftlayer.runtime.driver.rules.events import JobState
 from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.topology.connectors import partitions
 from ftlayer.vertex.calls import ClaimJob

@@ -14,18 +14,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ftlayer.common.restart import ExponentialDelay, NoRestart
+from ftlayer.common.rules.restart import ExponentialDelay, NoRestart
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobError, JobStartError, SlotLostError
 from ftlayer.records.partitioning import Forward
-from ftlayer.runtime.acker_mode.driver import driver_mode as suspicion
-from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
+from ftlayer.runtime.acker_mode.driver.rules import driver_half as suspicion
+from ftlayer.runtime.acker_mode.driver.rules.driver_half import AckerDriver
 from ftlayer.runtime.driver.control_server import ControlServer
-from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_thread import JobParts, JobThread
-from ftlayer.runtime.driver.mode import OpenMode
 from ftlayer.runtime.driver.planners import Planners
+from ftlayer.runtime.driver.rules.events import JobState
+from ftlayer.runtime.driver.rules.job_rules import OpenMode
 from ftlayer.runtime.driver.session import (
     SlotRunner,
     SlotSubmitter,
@@ -35,7 +35,7 @@ from ftlayer.runtime.driver.session import (
 )
 from ftlayer.runtime.environment import UntrackedDriver, open_untracked
 from ftlayer.runtime.protocol.elements import SlotOrder
-from ftlayer.runtime.slot.mode import UntrackedSlotFactory
+from ftlayer.runtime.slot.rules.mode import UntrackedSlotFactory
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import FunctionSink, IterableSource, Sink, Source
 from ftlayer.transport.address import Address

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import LongType, StructType
 
 from ftlayer.common.failures import PermanentFailure, RetryLater, RowsRejected
-from ftlayer.common.restart import is_programs, lasting
+from ftlayer.common.rules.restart import is_programs, lasting
 from ftlayer.errors import ConfigError, FTLayerError, QueryError, SinkError
 from ftlayer.functions.chains.batch_segment import ROW_TAG
 from ftlayer.functions.data_sources import DataSourceStreamArrowWriter

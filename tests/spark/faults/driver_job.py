@@ -208,7 +208,7 @@ def read_journal(directory: Path) -> Iterator[tuple[str, str, int, str]]:
 
 
 def main(job: Job) -> None:
-    from ftlayer.common.restart import FixedDelay
+    from ftlayer.common.rules.restart import FixedDelay
     from ftlayer.spark.facade import FTLayer, list_records
     from ftlayer.spark.query.writer import watch_steps
 

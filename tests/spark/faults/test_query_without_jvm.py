@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark import SparkContext
 
-from ftlayer.common.restart import ExponentialDelay
+from ftlayer.common.rules.restart import ExponentialDelay
 from ftlayer.errors import QueryError
 from ftlayer.spark.query.checkpoint import LogEnds
 from ftlayer.spark.query.supervisor import QuerySupervisor

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.common.restart import FixedDelay
+from ftlayer.common.rules.restart import FixedDelay
 from ftlayer.spark.protocol import STEPS
 from ftlayer.spark.query.writer import watch_steps
 from ftlayer.vertex.calls import BatchState

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ftlayer import TrackedQueryListener
-from ftlayer.common.restart import FixedDelay
+from ftlayer.common.rules.restart import FixedDelay
 from ftlayer.config import FTStatus
 from ftlayer.errors import FunctionLoadError, InvalidTopologyError, QueryError
 from ftlayer.spark.query import writer as query_writer

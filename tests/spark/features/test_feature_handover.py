@@ -164,7 +164,7 @@ def test_a_chain_of_three_queries(
 def test_rows_without_a_carrier_fail_the_batch(layer: FTLayer, rows: Any, kept: Any, tools: Any) -> None:
     import pyarrow as pa
 
-    from ftlayer.common.restart import NoRestart
+    from ftlayer.common.rules.restart import NoRestart
     from ftlayer.errors import CodecError
 
     table = pa.table({"n": [1], "ft": pa.array([None], pa.binary())})

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as f
 
-from ftlayer.common.restart import NoRestart
+from ftlayer.common.rules.restart import NoRestart
 from ftlayer.config import FTStatus
 from ftlayer.errors import ConfigError, QueryError
 from ftlayer.monitor.sources import sources_here

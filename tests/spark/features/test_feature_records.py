@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.common.restart import NoRestart
+from ftlayer.common.rules.restart import NoRestart
 from ftlayer.errors import CodecError
 
 pytestmark = pytest.mark.spark

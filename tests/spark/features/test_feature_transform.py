@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as f
 
-from ftlayer.common.restart import NoRestart
+from ftlayer.common.rules.restart import NoRestart
 from ftlayer.errors import QueryError
 from ftlayer.spark.facade import FTLayer
 

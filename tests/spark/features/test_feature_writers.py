@@ -21,7 +21,7 @@ from pyspark.sql.datasource import (
 )
 
 from ftlayer.common.failures import RowsRejected
-from ftlayer.common.restart import FixedDelay, NoRestart
+from ftlayer.common.rules.restart import FixedDelay, NoRestart
 from ftlayer.errors import QueryError, SourceChangedError
 from ftlayer.functions.data_sources import DataSourceStreamArrowWriter
 from ftlayer.spark import sessions

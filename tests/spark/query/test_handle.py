@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from ftlayer.common.restart import FixedDelay, NoRestart, RestartStrategy
+from ftlayer.common.rules.restart import FixedDelay, NoRestart, RestartStrategy
 from ftlayer.errors import CodecError, ConfigError, FunctionLoadError, QueryError, VertexUnavailableError
 from ftlayer.spark.query.checkpoint import LogEnds
 from ftlayer.spark.query.supervisor import QuerySupervisor, TrackedQuery

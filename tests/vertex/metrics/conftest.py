@@ -20,8 +20,8 @@ import pyarrow as pa
 import pytest
 from programs import find_program
 
-from ftlayer.common.circuit import CircuitState, CircuitStatus
-from ftlayer.common.histogram import BATCH_BOUNDS, LATENCY_BOUNDS, Histogram
+from ftlayer.common.rules.circuit import CircuitState, CircuitStatus
+from ftlayer.common.rules.histogram import BATCH_BOUNDS, LATENCY_BOUNDS, Histogram
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import (
     CheckpointTotals,

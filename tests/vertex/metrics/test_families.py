@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ftlayer.common.circuit import CircuitState, CircuitStatus
-from ftlayer.common.histogram import BATCH_BOUNDS, LATENCY_BOUNDS, Histogram
+from ftlayer.common.rules.circuit import CircuitState, CircuitStatus
+from ftlayer.common.rules.histogram import BATCH_BOUNDS, LATENCY_BOUNDS, Histogram
 from ftlayer.vertex.calls import (
     AnnouncedJob,
     HistogramDetails,

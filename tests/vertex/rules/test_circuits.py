@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.common.circuit import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, CircuitState, CircuitStatus, Limit
+from ftlayer.common.rules.circuit import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, CircuitState, CircuitStatus, Limit
 from ftlayer.errors import ConfigError
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import Failure, StreamCircuit, StreamOptions

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ftlayer.common.circuit import Limit
+from ftlayer.common.rules.circuit import Limit
 from ftlayer.records.ids import RootRange
 from ftlayer.vertex import calls
 

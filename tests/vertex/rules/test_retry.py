@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.common.restart import next_attempt
+from ftlayer.common.rules.restart import next_attempt
 from ftlayer.vertex.calls import Failure, StreamOptions
 from ftlayer.vertex.rules import retry
 from ftlayer.vertex.rules.retry import cut, shortened, stored_attempt

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ftlayer.common.restart import check_pauses
+from ftlayer.common.rules.restart import check_pauses
 from ftlayer.errors import ConfigError, StoreDamagedError
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import BatchState, Failure, StreamOptions

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import RecordInfo, SelectRecords
 from ftlayer.vertex.rules import layer as selecting
-from ftlayer.vertex.rules import walked as walking
+from ftlayer.vertex.rules import walk as walking
 
 STREAMS = ["orders/lines", "orders/returns", "shop/lines"]
 OWNERS = ["orders", "shop", "q", "ingest/clicks", "nothing"]

@@ -16,7 +16,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 
 from ftlayer import __version__
 from ftlayer.common import telemetry as sdk
-from ftlayer.common.histogram import Histogram
+from ftlayer.common.rules.histogram import Histogram
 from ftlayer.config import VertexOptions
 from ftlayer.errors import ConfigError, VertexUnavailableError
 from ftlayer.vertex.metrics import catalogue

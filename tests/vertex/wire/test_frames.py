@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ftlayer import errors
 from ftlayer.common import failures
-from ftlayer.common.histogram import Exemplar
+from ftlayer.common.rules.histogram import Exemplar
 from ftlayer.errors import FTLayerError, MalformedRequestError, StoreFullError, UnsupportedError
 from ftlayer.records.ipc import as_stream
 from ftlayer.transport.flight_connection import error_frame

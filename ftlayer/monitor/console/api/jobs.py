@@ -12,7 +12,7 @@ from ftlayer.monitor.console.asking import AnyCaller, ApiOperator, OrderForm, as
 from ftlayer.monitor.console.pages.jobs import shown_job, shown_order
 from ftlayer.monitor.console.pages.overview import stored_checkpoints
 from ftlayer.monitor.console.rendering import console_of
-from ftlayer.monitor.facts import (
+from ftlayer.monitor.rules.facts import (
     Facts,
     hour_facts,
     job_summary_facts,

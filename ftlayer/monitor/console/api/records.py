@@ -24,9 +24,9 @@ from ftlayer.monitor.console.searching import (
     search,
 )
 from ftlayer.monitor.console.works import Wanted, Work, dead_groups
-from ftlayer.monitor.facts import Facts, iso, letter_group_facts, record_facts
-from ftlayer.monitor.file_formats import ExportFormat
-from ftlayer.monitor.row_json import row_of_json
+from ftlayer.monitor.rules.facts import Facts, iso, letter_group_facts, record_facts
+from ftlayer.monitor.rules.file_formats import ExportFormat
+from ftlayer.monitor.rules.row_json import row_of_json
 
 router = APIRouter(prefix="/api/v1", tags=["records"], dependencies=[Depends(only_known)])
 

@@ -27,12 +27,12 @@ from ftlayer.monitor.console.pages.records import check_masking, filter_of, know
 from ftlayer.monitor.console.rendering import console_of, go_to, page, say
 from ftlayer.monitor.console.searching import Choice, Console, choice_of
 from ftlayer.monitor.console.works import Wanted, Work, WorkState, dead_groups, with_query
-from ftlayer.monitor.differences import Difference, differences
-from ftlayer.monitor.exporting import Page, exported
-from ftlayer.monitor.facts import letter_group_facts, record_facts
-from ftlayer.monitor.file_formats import ExportFormat
-from ftlayer.monitor.plans import BACK_FROM_FILES
-from ftlayer.monitor.row_json import json_of_row, structured_row
+from ftlayer.monitor.rules.differences import Difference, differences
+from ftlayer.monitor.rules.exporting import Page, exported
+from ftlayer.monitor.rules.facts import letter_group_facts, record_facts
+from ftlayer.monitor.rules.file_formats import ExportFormat
+from ftlayer.monitor.rules.plans import BACK_FROM_FILES
+from ftlayer.monitor.rules.row_json import json_of_row, structured_row
 from ftlayer.vertex.calls import MAX_SELECTED, RecordInfo, RecordPage, SelectRecords
 
 router = APIRouter(include_in_schema=False)

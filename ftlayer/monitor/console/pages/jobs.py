@@ -29,7 +29,7 @@ from ftlayer.monitor.console.live import Context, LivePage, Visit, known_hour, s
 from ftlayer.monitor.console.rendering import console_of, go_to, page, say
 from ftlayer.monitor.console.searching import Console
 from ftlayer.monitor.console.works import job_href
-from ftlayer.monitor.facts import Facts, job_facts
+from ftlayer.monitor.rules.facts import Facts, job_facts
 from ftlayer.vertex.calls import AnnouncedJob, OrderAction
 
 PHASES = ("run", "verdict", "seal", "sink", "commit")

@@ -19,7 +19,7 @@ from ftlayer.monitor.console.login import SESSION_MS
 from ftlayer.monitor.console.rendering import console_of, go_to, page
 from ftlayer.monitor.console.watch import Watch
 from ftlayer.monitor.console.works import with_query
-from ftlayer.monitor.facts import Facts, audit_facts, iso, overview_facts, seconds
+from ftlayer.monitor.rules.facts import Facts, audit_facts, iso, overview_facts, seconds
 from ftlayer.vertex.calls import AuditPage, ListAudit
 
 router = APIRouter(include_in_schema=False)

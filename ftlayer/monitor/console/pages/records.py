@@ -18,9 +18,9 @@ from ftlayer.monitor.console.asking import AnyCaller
 from ftlayer.monitor.console.rendering import console_of, page
 from ftlayer.monitor.console.searching import STATES, Console, RecordFilter, SearchResult, record_of, search
 from ftlayer.monitor.console.works import with_query
-from ftlayer.monitor.facts import Facts, explained_facts, job_summary_facts, record_facts
-from ftlayer.monitor.plans import DEAD, no_way_back
-from ftlayer.monitor.row_json import structured_row
+from ftlayer.monitor.rules.facts import Facts, explained_facts, job_summary_facts, record_facts
+from ftlayer.monitor.rules.plans import DEAD, no_way_back
+from ftlayer.monitor.rules.row_json import structured_row
 from ftlayer.vertex.calls import Explain, RecordInfo
 
 LONGEST_PAYLOAD = 160

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from ftlayer.errors import FTLayerError, JobError, StaleIncarnationError, StaleOwnerError
 from ftlayer.runtime.connectors.offset_reader import RangeProgress, pack_range, progress_of
-from ftlayer.runtime.driver.range_keeper import (
+from ftlayer.runtime.driver.rules.range_keeper import (
     KeptRanges,
     OpenKeeper,
     PlannedRange,

@@ -19,7 +19,7 @@ import numpy as np
 
 from ftlayer.errors import IntakeTimeoutError, StaleIncarnationError
 from ftlayer.records.ids import U64Array, xor_fold_by_root
-from ftlayer.runtime.slot.events import (
+from ftlayer.runtime.slot.rules.events import (
     Event,
     PartFailed,
     RangesCame,

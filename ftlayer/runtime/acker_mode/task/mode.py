@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.common.clock import Now
-from ftlayer.common.restart import is_of_no_row
+from ftlayer.common.rules.restart import is_of_no_row
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobStartError, ProtocolError
 from ftlayer.functions.steps import MAIN

@@ -56,7 +56,7 @@ from ftlayer.checkpoint.storage.opening import DriverStorage
 from ftlayer.checkpoint.storage.removing import sweep_earlier_runs
 from ftlayer.common.clock import system_now
 from ftlayer.common.printable import described, shown_url
-from ftlayer.common.restart import lasting
+from ftlayer.common.rules.restart import lasting
 from ftlayer.errors import (
     CheckpointDamagedError,
     CheckpointError,
@@ -71,9 +71,9 @@ from ftlayer.errors import (
 from ftlayer.functions.failures import raise_signalled
 from ftlayer.runtime.barrier_mode.driver.committing import Committer, GivenUp, resealed
 from ftlayer.runtime.barrier_mode.driver.letters import JobLetters, LetterPlaces
-from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import ReaderCheckpoints
 from ftlayer.runtime.barrier_mode.driver.restoring import goes_back, restores
-from ftlayer.runtime.driver.events import (
+from ftlayer.runtime.barrier_mode.driver.rules.reader_checkpoints import ReaderCheckpoints
+from ftlayer.runtime.driver.rules.events import (
     Broken,
     CheckpointComplete,
     EndTasksRequested,
@@ -85,7 +85,7 @@ from ftlayer.runtime.driver.events import (
     RestoreFailed,
     RestoreReady,
 )
-from ftlayer.runtime.driver.mode import JobContext
+from ftlayer.runtime.driver.rules.job_rules import JobContext
 from ftlayer.runtime.protocol.messages import (
     CheckpointAborted,
     CheckpointCompleted,

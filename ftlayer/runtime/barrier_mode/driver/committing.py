@@ -19,7 +19,7 @@ from ftlayer.errors import (
 )
 from ftlayer.functions.failures import raise_signalled
 from ftlayer.functions.writers import call_commit
-from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import reseal_captured
+from ftlayer.runtime.barrier_mode.driver.rules.reader_checkpoints import reseal_captured
 from ftlayer.runtime.protocol.messages import reseal, unseal
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.operators import Sink, WriterSink

@@ -56,7 +56,7 @@ from ftlayer.runtime.barrier_mode.driver.outbox import (
     SendFile,
     WriteFile,
 )
-from ftlayer.runtime.driver.mode import JobContext
+from ftlayer.runtime.driver.rules.job_rules import JobContext
 from ftlayer.runtime.protocol.messages import Readmit
 from ftlayer.runtime.task.routes import key_schemas
 from ftlayer.runtime.worker import Worker

@@ -21,8 +21,8 @@ from ftlayer.functions.ttl import SUFFIX as TTL_SUFFIX
 from ftlayer.runtime.barrier_mode.driver.checkpointing import JobCheckpointParts
 from ftlayer.runtime.barrier_mode.driver.committing import Committer, resealed
 from ftlayer.runtime.barrier_mode.driver.letters import open_letters
-from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import ReaderCheckpoints
 from ftlayer.runtime.barrier_mode.driver.restoring import edge_infos, goes_back, operator_infos, restores
+from ftlayer.runtime.barrier_mode.driver.rules.reader_checkpoints import ReaderCheckpoints
 from ftlayer.runtime.barrier_mode.overtaking import may_overtake
 from ftlayer.runtime.protocol.elements import CheckpointPlan
 from ftlayer.topology.job_graph import JobGraph

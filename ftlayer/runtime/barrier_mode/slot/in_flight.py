@@ -21,8 +21,8 @@ from ftlayer.functions.conversion import schema_text
 from ftlayer.records.partitioning import HashByKeyGroup, OutgoingRows
 from ftlayer.runtime.protocol.channel_frames import VERSION, ElementCodec, rows_in, version_of
 from ftlayer.runtime.protocol.elements import Batch
-from ftlayer.runtime.slot.outgoing import RemoteOutput
-from ftlayer.runtime.slot.seat import Seating
+from ftlayer.runtime.slot.rules.outgoing import RemoteOutput
+from ftlayer.runtime.slot.rules.subtask import Seating
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph
 
 KEEP_GROUPS = "groups"

@@ -25,12 +25,13 @@ from ftlayer.checkpoint.storage.opening import SlotStorage, slot_storage
 from ftlayer.checkpoint.storage.writer import PieceWriter
 from ftlayer.common.clock import system_now
 from ftlayer.common.printable import described, text_of
-from ftlayer.common.restart import is_programs, lasting
+from ftlayer.common.rules.restart import is_programs, lasting
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, SnapshotCancelledError
 from ftlayer.functions.chains.firing import never
 from ftlayer.functions.failures import raise_signalled, this_process
 from ftlayer.records.partitioning import groups_of
-from ftlayer.runtime.barrier_mode.slot.barriers import (
+from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel, put_in_flight
+from ftlayer.runtime.barrier_mode.slot.rules.barriers import (
     BeginSnapshot,
     CancelSnapshot,
     CheckpointParts,
@@ -40,8 +41,7 @@ from ftlayer.runtime.barrier_mode.slot.barriers import (
     ReleaseSnapshot,
     SnapshotCaptured,
 )
-from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel, put_in_flight
-from ftlayer.runtime.barrier_mode.slot.rules import BarrierSlot
+from ftlayer.runtime.barrier_mode.slot.rules.slot_half import BarrierSlot
 from ftlayer.runtime.barrier_mode.task.chain_suspects import ChainSuspects
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode, Checkpointed, PendingSnapshot
 from ftlayer.runtime.connectors.sinks import open_sink
@@ -55,8 +55,8 @@ from ftlayer.runtime.protocol.messages import (
     SubtaskDeclined,
 )
 from ftlayer.runtime.slot.black_box import SlotBox
-from ftlayer.runtime.slot.events import Event, ModeInstruction, SnapshotOver
-from ftlayer.runtime.slot.mode import SlotContext, SlotModeShell, SlotParts, misplaced
+from ftlayer.runtime.slot.rules.events import Event, ModeInstruction, SnapshotOver
+from ftlayer.runtime.slot.rules.mode import SlotContext, SlotModeShell, SlotParts, misplaced
 from ftlayer.runtime.task.contract import NO_SUSPECTS, Suspects, TaskKey
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.opening import LayeredBackend, open_backend
@@ -97,7 +97,7 @@ _Job = Callable[[], None]
 
 
 class SnapshotRunner:
-    """Carries out what `ftlayer.runtime.barrier_mode.slot.barriers` says of snapshots, in the loop's thread.
+    """Carries out what `ftlayer.runtime.barrier_mode.slot.rules.barriers` says of snapshots, in the loop's thread.
 
     The subtask has acked when both `PendingSnapshot.write` and `CapturedChannel.write` of each channel are over and
     synced. ``pending`` of each `begin` is released once, in the loop's thread.

@@ -19,7 +19,7 @@ from ftlayer.transport.codec import Codec, plain_codec
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules import audit
 from ftlayer.vertex.rules.audit import JobHours
-from ftlayer.vertex.store.kept import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
+from ftlayer.vertex.store.key_value import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
 from ftlayer.vertex.store.rows import pack, unpack
 
 KEEP_INCIDENTS = 200

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ftlayer.common.circuit import CircuitState, CircuitStatus
-from ftlayer.runtime.acker_mode.driver.driver_mode import ASK_MS, CircuitWatch
-from ftlayer.runtime.driver.events import JobState
-from ftlayer.runtime.driver.job_status import JobStatus
+from ftlayer.common.rules.circuit import CircuitState, CircuitStatus
+from ftlayer.runtime.acker_mode.driver.rules.driver_half import ASK_MS, CircuitWatch
+from ftlayer.runtime.driver.rules.events import JobState
+from ftlayer.runtime.driver.rules.job_status import JobStatus
 from ftlayer.vertex.calls import StreamStatus
 
 OPEN = CircuitStatus(CircuitState.OPEN, 1, 1_000, 400, 900)

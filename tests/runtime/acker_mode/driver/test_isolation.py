@@ -12,11 +12,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.common.restart import FixedDelay
+from ftlayer.common.rules.restart import FixedDelay
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import SlotLostError
-from ftlayer.runtime.acker_mode.driver.driver_mode import AckerJob
-from ftlayer.runtime.acker_mode.driver.isolation import (
+from ftlayer.runtime.acker_mode.driver.rules.driver_half import AckerJob
+from ftlayer.runtime.acker_mode.driver.rules.isolation import (
     FACTOR,
     FIRST_GROUP,
     LEFTOVERS,
@@ -28,7 +28,7 @@ from ftlayer.runtime.acker_mode.driver.isolation import (
     ReplayInput,
     Tell,
 )
-from ftlayer.runtime.driver.events import (
+from ftlayer.runtime.driver.rules.events import (
     AskVertexStatus,
     Broke,
     Condemn,
@@ -46,9 +46,9 @@ from ftlayer.runtime.driver.events import (
     SubmitSlot,
     Tick,
 )
-from ftlayer.runtime.driver.job_core import JobCore
-from ftlayer.runtime.driver.job_status import IsolationStatus
-from ftlayer.runtime.driver.slot_record import Crew
+from ftlayer.runtime.driver.rules.job_core import JobCore
+from ftlayer.runtime.driver.rules.job_status import IsolationStatus
+from ftlayer.runtime.driver.rules.slot_record import Crew
 from ftlayer.runtime.protocol.messages import (
     AllowReplays,
     Cancel,

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.common.clock import Now
-from ftlayer.common.restart import default_restart
+from ftlayer.common.rules.restart import default_restart
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobError, ProtocolError, StaleOwnerError
-from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
 from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls
-from ftlayer.runtime.driver.events import JobState
+from ftlayer.runtime.acker_mode.driver.rules.driver_half import AckerDriver
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_thread import JobParts, JobThread
+from ftlayer.runtime.driver.rules.events import JobState
 from ftlayer.runtime.protocol.messages import Cancel, Deploy, Hello, SlotEnded, SlotFailed, TasksStarted
 from ftlayer.topology.job_graph import JobGraph, JobVertex
 from ftlayer.topology.operators import IterableSource, Sink, Source

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.runtime.acker_mode.slot.shell import CALL_ROOTS, MAX_WAIT_MS, AckBuffer
+from ftlayer.runtime.acker_mode.slot.rules import CALL_ROOTS, MAX_WAIT_MS, AckBuffer
 from ftlayer.runtime.task.actions import Acknowledge
 from ftlayer.vertex.calls import EventIds
 

@@ -18,7 +18,7 @@ from ftlayer.runtime.acker_mode.slot.vertex_port import (
     PersistQueue,
     VertexPort,
 )
-from ftlayer.runtime.slot.events import Event, PartFailed, ReplaysCame, RootsAccepted, Wake
+from ftlayer.runtime.slot.rules.events import Event, PartFailed, ReplaysCame, RootsAccepted, Wake
 from ftlayer.runtime.task.actions import Acknowledge, AskReplays
 from ftlayer.vertex.calls import (
     Accepted,

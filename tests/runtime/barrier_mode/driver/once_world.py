@@ -13,16 +13,16 @@ from once_slots import SinkSlot, SourceSlot, no_cancel
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskRestore, SubtaskSnapshot
 from ftlayer.common.clock import Now
-from ftlayer.common.restart import FixedDelay
+from ftlayer.common.rules.restart import FixedDelay
 from ftlayer.errors import CommitFailedError, JobError
 from ftlayer.records.partitioning import Rebalance
 from ftlayer.runtime.barrier_mode.driver.committing import Committer
-from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import ReaderCheckpoints, unpack_captured
+from ftlayer.runtime.barrier_mode.driver.rules.reader_checkpoints import ReaderCheckpoints, unpack_captured
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
 from ftlayer.runtime.connectors.offset_reader import partition_key, unpack_split
 from ftlayer.runtime.connectors.sinks import open_sink
-from ftlayer.runtime.driver.planner_rules import MAX_POLL_MS
 from ftlayer.runtime.driver.planners import Planners
+from ftlayer.runtime.driver.rules.planner_rules import MAX_POLL_MS
 from ftlayer.runtime.protocol.messages import AssignSplits, unseal
 from ftlayer.runtime.slot.main import ANY_CHECKPOINT
 from ftlayer.runtime.task.actions import Send

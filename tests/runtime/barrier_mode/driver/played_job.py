@@ -19,12 +19,12 @@ from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.checkpoint.snapshots import Committable, SubtaskSnapshot
-from ftlayer.common.restart import NoRestart, RestartStrategy
+from ftlayer.common.rules.restart import NoRestart, RestartStrategy
 from ftlayer.config import TopologyOptions
 from ftlayer.runtime.barrier_mode.driver.opening import open_checkpoints
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_thread import JobParts, JobThread
-from ftlayer.runtime.driver.telling import TopologyTelling
+from ftlayer.runtime.driver.reporting import TopologyTelling
 from ftlayer.runtime.environment import BarrierDriver
 from ftlayer.runtime.protocol.messages import (
     KEY_BYTES,

@@ -19,8 +19,8 @@ from ftlayer.errors import (
     UncommittableError,
 )
 from ftlayer.runtime.barrier_mode.driver.committing import Committer, at_home, resealed
-from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import Captured, unpack_captured
-from ftlayer.runtime.driver.range_keeper import PlannedRange
+from ftlayer.runtime.barrier_mode.driver.rules.reader_checkpoints import Captured, unpack_captured
+from ftlayer.runtime.driver.rules.range_keeper import PlannedRange
 from ftlayer.runtime.protocol.messages import seal, unseal
 from ftlayer.topology.job_graph import JobGraph, JobVertex
 from ftlayer.topology.operators import FunctionSink, Sink, WriterSink

@@ -32,8 +32,8 @@ from ftlayer.runtime.barrier_mode.driver import checkpointing as checkpoint_io
 from ftlayer.runtime.barrier_mode.driver import opening as opening_of_jobs
 from ftlayer.runtime.barrier_mode.driver.committing import Committer
 from ftlayer.runtime.barrier_mode.driver.opening import LATEST
-from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job import Job
+from ftlayer.runtime.driver.rules.events import JobState
 from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.runtime.protocol.messages import SlotFailed, unseal
 from ftlayer.vertex.calls.jobs import CheckpointTotals

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ftlayer.checkpoint.snapshots import Restore
-from ftlayer.common.restart import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
+from ftlayer.common.rules.restart import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CheckpointError, SlotLostError
-from ftlayer.runtime.barrier_mode.driver.job_mode import MOST_EXCUSED, BarrierJob
-from ftlayer.runtime.driver.events import (
+from ftlayer.runtime.barrier_mode.driver.rules.job_rules import MOST_EXCUSED, BarrierJob
+from ftlayer.runtime.driver.rules.events import (
     AllRunning,
     Broke,
     CancelRequested,
@@ -39,8 +39,8 @@ from ftlayer.runtime.driver.events import (
     SubmitSlot,
     Tick,
 )
-from ftlayer.runtime.driver.job_core import JobCore
-from ftlayer.runtime.driver.slot_record import Crew
+from ftlayer.runtime.driver.rules.job_core import JobCore
+from ftlayer.runtime.driver.rules.slot_record import Crew
 from ftlayer.runtime.protocol.messages import (
     Cancel,
     Death,

@@ -8,12 +8,12 @@ from types import ModuleType
 
 import pytest
 
-from ftlayer.common.circuit import CircuitState, CircuitStatus
-from ftlayer.common.restart import FixedDelay
+from ftlayer.common.rules.circuit import CircuitState, CircuitStatus
+from ftlayer.common.rules.restart import FixedDelay
 from ftlayer.errors import CheckpointError, JobStartError, StateSerializationError, UncommittableError
 from ftlayer.runtime.barrier_mode.driver import checkpointing as checkpoint_io
 from ftlayer.runtime.barrier_mode.driver.opening import LATEST
-from ftlayer.runtime.driver.events import JobState
+from ftlayer.runtime.driver.rules.events import JobState
 from ftlayer.runtime.protocol.messages import Heartbeat, SlotFailed, SubtaskDeclined
 
 

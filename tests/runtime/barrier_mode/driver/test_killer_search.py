@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.runtime.barrier_mode.driver.job_mode import CHECKPOINTS, MOST_EXCUSED, KillerSearch
+from ftlayer.runtime.barrier_mode.driver.rules.job_rules import CHECKPOINTS, MOST_EXCUSED, KillerSearch
 from ftlayer.runtime.barrier_mode.task.chain_suspects import ChainSuspects
 from ftlayer.runtime.protocol.messages import Conviction, Death
 

@@ -22,7 +22,7 @@ from ftlayer.checkpoint.storage.dead_letters import LettersInMemory, StoredLette
 from ftlayer.checkpoint.storage.files import LocalFiles
 from ftlayer.checkpoint.storage.opening import FileDriverStorage
 from ftlayer.common.clock import system_now
-from ftlayer.common.restart import NoRestart
+from ftlayer.common.rules.restart import NoRestart
 from ftlayer.errors import CheckpointStorageError, ConfigError, StaleOwnerError
 from ftlayer.functions.steps import Map
 from ftlayer.records.ipc import as_stream
@@ -39,8 +39,8 @@ from ftlayer.runtime.barrier_mode.driver.letters import (
     open_letters,
     target_of,
 )
-from ftlayer.runtime.driver.mode import JobContext
-from ftlayer.runtime.driver.slot_record import Crew
+from ftlayer.runtime.driver.rules.job_rules import JobContext
+from ftlayer.runtime.driver.rules.slot_record import Crew
 from ftlayer.runtime.protocol.messages import Readmit
 from ftlayer.state.snapshots.serializer import Serializer
 from ftlayer.topology.job_graph import LETTERS, JobEdge, JobGraph, JobVertex

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import (
+from ftlayer.runtime.barrier_mode.driver.rules.reader_checkpoints import (
     Captured,
     LogEvent,
     SourceCheckpoints,
     unpack_captured,
 )
 from ftlayer.runtime.connectors.offset_reader import RangeProgress, SplitPosition, partition_key
-from ftlayer.runtime.driver.range_keeper import Beginning, PlannedRange
+from ftlayer.runtime.driver.rules.range_keeper import Beginning, PlannedRange
 from ftlayer.runtime.protocol.messages import ReaderRange
 
 

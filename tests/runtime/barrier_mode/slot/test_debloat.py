@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.runtime.barrier_mode.slot.rules import FIRST_WINDOW_MS, WINDOW_MS, Debloater
-from ftlayer.runtime.slot.credit import SendWindow
+from ftlayer.runtime.barrier_mode.slot.rules.slot_half import FIRST_WINDOW_MS, WINDOW_MS, Debloater
+from ftlayer.runtime.slot.rules.credit import SendWindow
 
 LEAST = 4 << 10
 MOST = 2 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.runtime.barrier_mode.slot.rules import HeldRows
+from ftlayer.runtime.barrier_mode.slot.rules.slot_half import HeldRows
 
 
 def test_rows_are_done_when_a_checkpoint_behind_them_is_complete() -> None:

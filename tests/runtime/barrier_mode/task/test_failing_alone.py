@@ -13,8 +13,8 @@ from chain_shell import FailingChain as Task
 
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import ChainLetter, LetterKind
-from ftlayer.common.circuit import CircuitState, CircuitStatus
 from ftlayer.common.failures import PermanentFailure
+from ftlayer.common.rules.circuit import CircuitState, CircuitStatus
 from ftlayer.functions.current import current_record
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.records.ipc import as_stream

@@ -9,7 +9,7 @@ from typing import Any
 from barrier_parts import Link
 from barrier_process import Process
 
-from ftlayer.runtime.slot.events import CoordinatorLost
+from ftlayer.runtime.slot.rules.events import CoordinatorLost
 
 
 def kill(world: Any, process: Process) -> None:

@@ -10,8 +10,8 @@ from barrier_outside import Dies
 from barrier_parts import Control, ThreadInSteps
 from barrier_process import Process, Runner
 
-from ftlayer.runtime.driver.events import SparkJobEnded
 from ftlayer.runtime.driver.planners import ReaderPlanner
+from ftlayer.runtime.driver.rules.events import SparkJobEnded
 
 TICK_MS = 50
 """The driver looks at the time this often, when nothing else happens."""

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from ftlayer.errors import CheckpointError
 from ftlayer.runtime.protocol.channel_frames import decode_from_slot, decode_to_slot, encode
-from ftlayer.runtime.slot.events import CreditCame, FrameCame, LinkBroke, Mailbox
 from ftlayer.runtime.slot.pulse import Pulse
+from ftlayer.runtime.slot.rules.events import CreditCame, FrameCame, LinkBroke, Mailbox
 
 
 class IdleThread:

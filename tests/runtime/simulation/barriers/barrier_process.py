@@ -14,10 +14,10 @@ from ftlayer.runtime.barrier_mode.slot import shell as snapshotting
 from ftlayer.runtime.barrier_mode.slot.shell import BarrierSlotShell
 from ftlayer.runtime.protocol.messages import Cancel, Deploy, Hello, SlotEnded
 from ftlayer.runtime.slot import main
-from ftlayer.runtime.slot.events import CoordinatorLost, CoordinatorSaid
 from ftlayer.runtime.slot.links import SlotLinks, receivers_of
 from ftlayer.runtime.slot.main import SlotLoop
-from ftlayer.runtime.slot.mode import Order
+from ftlayer.runtime.slot.rules.events import CoordinatorLost, CoordinatorSaid
+from ftlayer.runtime.slot.rules.mode import Order
 
 
 class Instance(main._Slot):

@@ -29,7 +29,7 @@ from ftlayer.checkpoint.coordinator.statistics import CheckpointState
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CheckpointError, CommitFailedError, IncompatibleCheckpointError, JobError
-from ftlayer.runtime.driver.events import Broken, CancelRequested, DrainRequested, JobState
+from ftlayer.runtime.driver.rules.events import Broken, CancelRequested, DrainRequested, JobState
 from ftlayer.runtime.environment import LATEST
 
 MOST_MOVES = 40_000

@@ -16,7 +16,7 @@ from barrier_outside import Outside, Rows, Writer, by_key
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from ftlayer.checkpoint.snapshots import Checkpoint
-from ftlayer.common.restart import FixedDelay
+from ftlayer.common.rules.restart import FixedDelay
 from ftlayer.config import FTStatus
 from ftlayer.functions.data_sources import SupportsTriggerAvailableNow
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 
-from ftlayer.common.histogram import LATENCY_BOUNDS, Histogram
-from ftlayer.common.restart import RestartStrategy
-from ftlayer.common.telemetry_settings import Tracing
+from ftlayer.common.rules.histogram import LATENCY_BOUNDS, Histogram
+from ftlayer.common.rules.restart import RestartStrategy
+from ftlayer.common.rules.telemetry_settings import Tracing
 from ftlayer.config import FTStatus, TopologyOptions, VertexOptions
 from ftlayer.errors import ProtocolError
-from ftlayer.runtime.acker_mode.slot.shell import AckerSlotFactory
+from ftlayer.runtime.acker_mode.slot.rules import AckerSlotFactory
 from ftlayer.runtime.driver.control_server import ControlServer
 from ftlayer.runtime.protocol.elements import SlotOrder
 from ftlayer.runtime.protocol.messages import (
@@ -42,7 +42,7 @@ from ftlayer.runtime.protocol.messages import (
     ToSlot,
     histograms_of,
 )
-from ftlayer.runtime.slot.mode import UntrackedSlotFactory
+from ftlayer.runtime.slot.rules.mode import UntrackedSlotFactory
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
 from ftlayer.topology.job_graph import JobGraph

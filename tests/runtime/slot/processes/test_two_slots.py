@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ftlayer.common.failures import PermanentFailure
-from ftlayer.common.restart import FixedDelay
-from ftlayer.common.telemetry_settings import tracing_of
+from ftlayer.common.rules.restart import FixedDelay
+from ftlayer.common.rules.telemetry_settings import tracing_of
 from ftlayer.errors import StaleOwnerError
 from ftlayer.runtime.protocol.messages import AskStack, SourceFailed, StackTaken
 from ftlayer.vertex.calls import Stats, StreamOptions

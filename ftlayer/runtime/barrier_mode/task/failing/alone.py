@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import ChainLetter, LetterKind
-from ftlayer.common.circuit import CircuitStatus
 from ftlayer.common.clock import Now
+from ftlayer.common.rules.circuit import CircuitStatus
 from ftlayer.errors import IncompatibleCheckpointError
 from ftlayer.functions.chains.firing import TimerKind
 from ftlayer.functions.current import UNTRACKED, Known, Tries

@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, LetterKind, with_attempt
-from ftlayer.common.circuit import CircuitBreaker, CircuitState, CircuitStatus, Limit, together
 from ftlayer.common.clock import Now
 from ftlayer.common.failures import PermanentFailure
 from ftlayer.common.printable import described
-from ftlayer.common.restart import Ended, next_attempt
+from ftlayer.common.rules.circuit import CircuitBreaker, CircuitState, CircuitStatus, Limit, together
+from ftlayer.common.rules.restart import Ended, next_attempt
 from ftlayer.functions.chains.firing import FIRED_AT_ONCE, DueTimers, Timer, TimerKind
 from ftlayer.functions.chains.fused import KeyColumns
 from ftlayer.functions.conversion import VALUES, concat, records_in_form, schema_text
@@ -511,7 +511,7 @@ class Given:
 
 
 class _Pauses(NamedTuple):
-    """`ftlayer.common.restart.Retrying` of a policy, whose durations are read once."""
+    """`ftlayer.common.rules.restart.Retrying` of a policy, whose durations are read once."""
 
     max_attempts: int | None
     backoff_ms: tuple[int, ...]

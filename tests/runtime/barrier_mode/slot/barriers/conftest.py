@@ -20,7 +20,8 @@ from ftlayer.config import TopologyOptions
 from ftlayer.functions.steps import Map
 from ftlayer.records.partitioning import HashByKeyGroup, Rebalance
 from ftlayer.records.traced import KeySelector
-from ftlayer.runtime.barrier_mode.slot.barriers import (
+from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel, put_in_flight, read_batches
+from ftlayer.runtime.barrier_mode.slot.rules.barriers import (
     BeginSnapshot,
     CancelSnapshot,
     CheckpointParts,
@@ -29,12 +30,11 @@ from ftlayer.runtime.barrier_mode.slot.barriers import (
     KeepFiles,
     SnapshotCaptured,
 )
-from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel, put_in_flight, read_batches
-from ftlayer.runtime.barrier_mode.slot.rules import BarrierSlot
+from ftlayer.runtime.barrier_mode.slot.rules.slot_half import BarrierSlot
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element, EndOfStream, Watermark
 from ftlayer.runtime.protocol.messages import CheckpointAborted, EndTasks, TriggerCheckpoint
-from ftlayer.runtime.slot.events import ModeInstruction
+from ftlayer.runtime.slot.rules.events import ModeInstruction
 from ftlayer.runtime.task.actions import (
     Action,
     ElementCame,

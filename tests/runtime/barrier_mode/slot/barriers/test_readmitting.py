@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ftlayer.checkpoint.letters import ChainLetter, LetterKind
 from ftlayer.common.clock import Now
-from ftlayer.runtime.barrier_mode.slot.rules import BarrierSlot
+from ftlayer.runtime.barrier_mode.slot.rules.slot_half import BarrierSlot
 from ftlayer.runtime.protocol.messages import Readmit
-from ftlayer.runtime.slot.events import RunTask
+from ftlayer.runtime.slot.rules.events import RunTask
 
 
 def test_letters_that_come_back_are_given_to_their_subtask() -> None:
