@@ -20,22 +20,27 @@ if TYPE_CHECKING:
     from ftlayer.checkpoint.snapshots import Checkpoint
     from ftlayer.checkpoint.storage.metadata import JobResult
     from ftlayer.common.rules.circuit import CircuitStatus
-    from ftlayer.functions.aggregates.calls import Aggregate, count, mean
-    from ftlayer.functions.aggregates.calls import max as max
-    from ftlayer.functions.aggregates.calls import min as min
-    from ftlayer.functions.aggregates.calls import sum as sum
-    from ftlayer.functions.context import Context, KeyTimers
+    from ftlayer.functions.aggregate_calls import Aggregate, count, mean
+    from ftlayer.functions.aggregate_calls import max as max
+    from ftlayer.functions.aggregate_calls import min as min
+    from ftlayer.functions.aggregate_calls import sum as sum
     from ftlayer.functions.current import CurrentRecord, current_record
     from ftlayer.functions.handles import (
         AggregatingHandle,
         ListHandle,
         MapHandle,
         ReducingHandle,
+        StateTtl,
         ValueHandle,
     )
-    from ftlayer.functions.process import LAST_WATERMARK_MS, CoProcessFunction, ProcessFunction
-    from ftlayer.functions.ttl import StateTtl
-    from ftlayer.functions.windows.function import Window
+    from ftlayer.functions.process import (
+        LAST_WATERMARK_MS,
+        Context,
+        CoProcessFunction,
+        KeyTimers,
+        ProcessFunction,
+    )
+    from ftlayer.functions.windows import Window
     from ftlayer.monitor.console.options import ConsoleProcess
     from ftlayer.runtime.driver.job import Job
     from ftlayer.runtime.driver.rules.events import JobState
@@ -153,13 +158,11 @@ _MODULES = {
         "ftlayer.monitor.console.options": "ConsoleProcess",
         "ftlayer.checkpoint.dead_letters.letter": "DeadLetter",
         "ftlayer.checkpoint.dead_letters.reader": "DeadLetterReader",
-        "ftlayer.functions.aggregates.calls": "Aggregate count max mean min sum",
-        "ftlayer.functions.context": "Context KeyTimers",
+        "ftlayer.functions.aggregate_calls": "Aggregate count max mean min sum",
         "ftlayer.functions.current": "CurrentRecord current_record",
-        "ftlayer.functions.handles": "AggregatingHandle ListHandle MapHandle ReducingHandle ValueHandle",
-        "ftlayer.functions.process": "LAST_WATERMARK_MS CoProcessFunction ProcessFunction",
-        "ftlayer.functions.ttl": "StateTtl",
-        "ftlayer.functions.windows.function": "Window",
+        "ftlayer.functions.handles": "AggregatingHandle ListHandle MapHandle ReducingHandle StateTtl ValueHandle",
+        "ftlayer.functions.process": "LAST_WATERMARK_MS Context CoProcessFunction KeyTimers ProcessFunction",
+        "ftlayer.functions.windows": "Window",
         "ftlayer.runtime.driver.rules.events": "JobState",
         "ftlayer.runtime.driver.job": "Job",
         "ftlayer.runtime.driver.rules.job_status": "ChainStatus JobStatus",

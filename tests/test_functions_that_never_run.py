@@ -20,10 +20,10 @@ from ftlayer.common.rules.restart import check_strategy
 from ftlayer.errors import ConfigError, JobError, SourceError
 from ftlayer.functions.chains.chain import Chain
 from ftlayer.functions.chains.topology import TopologyChain
+from ftlayer.functions.failures import rules_of
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
-from ftlayer.functions.retry_rules import rules_of
 from ftlayer.functions.steps import Filter, Map, Process
-from ftlayer.functions.writers import call_commit
+from ftlayer.functions.writing import call_commit
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import PushReader
 from ftlayer.runtime.connectors.sinks import FunctionSinkBody

@@ -37,9 +37,9 @@ from ftlayer.errors import (
     TimerFailedError,
     error_for_code,
 )
-from ftlayer.functions.chains.bisect import settle
 from ftlayer.functions.chains.topology import MAIN
 from ftlayer.functions.failures import failure_of, traceback_of
+from ftlayer.functions.writing import settle
 from ftlayer.runtime.handler import NonFTXorHandler
 from ftlayer.runtime.protocol.channel_frames import encode
 from ftlayer.runtime.protocol.messages import SlotFailed

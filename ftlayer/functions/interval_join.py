@@ -8,9 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from ftlayer.errors import UnsupportedError
-from ftlayer.functions.context import MAX_MS, MIN_MS, Context
 from ftlayer.functions.handles import MapHandle
-from ftlayer.functions.process import CoProcessFunction
+from ftlayer.functions.process import MAX_MS, MIN_MS, Context, CoProcessFunction
 
 
 class IntervalJoin(CoProcessFunction):

@@ -21,8 +21,7 @@ import pyarrow as pa
 from ftlayer.common.printable import described
 from ftlayer.errors import ResultRowError, StateSerializationError
 from ftlayer.functions.conversion import Form, concat, misfit_text, schema_text, to_batch
-from ftlayer.functions.failures import failure_of, raise_signalled
-from ftlayer.functions.retry_rules import RetryRules
+from ftlayer.functions.failures import RetryRules, failure_of, raise_signalled
 from ftlayer.records.failures import RowFailure
 
 

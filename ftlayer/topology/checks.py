@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ftlayer.common.checks import check_bool, check_choice, check_int, check_methods, check_unlike
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnhashableKeyError, UnsupportedError
-from ftlayer.functions.aggregates.table import KeyedAggregate
+from ftlayer.functions.aggregates import KeyedAggregate
 from ftlayer.functions.steps import MAIN, Process, Reduce
 from ftlayer.records.keyhash import key_column
 from ftlayer.records.partitioning import Custom, Forward, HashByKey, replay_twin

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ftlayer.common.checks import check_methods, check_runs
 from ftlayer.errors import ConfigError
-from ftlayer.functions.writers import check_writer
+from ftlayer.functions.writing import check_writer
 from ftlayer.topology.operators import (
     FunctionSink,
     IterableSource,

@@ -12,10 +12,10 @@ import pyarrow as pa
 from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.common.checks import shown
 from ftlayer.errors import ConfigError
-from ftlayer.functions.aggregates.table import KeyedAggregate
+from ftlayer.functions.aggregates import KeyedAggregate
+from ftlayer.functions.failures import NO_RULES, RetryRules
 from ftlayer.functions.interval_join import IntervalJoin
 from ftlayer.functions.pickling import needing
-from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import (
     MAIN,
     Filter,
@@ -28,7 +28,7 @@ from ftlayer.functions.steps import (
     Step,
     TwoInputStep,
 )
-from ftlayer.functions.windows.function import WindowFunction
+from ftlayer.functions.windows import WindowFunction
 from ftlayer.records.partitioning import (
     Broadcast,
     Custom,

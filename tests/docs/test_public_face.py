@@ -19,10 +19,9 @@ from ftlayer.checkpoint.storage.metadata import JobResult
 from ftlayer.common.rules.circuit import CircuitStatus
 from ftlayer.common.rules.restart import NoRestart
 from ftlayer.config import FTStatus, ServeOptions, TopologyOptions, VertexOptions
-from ftlayer.functions.context import Context
 from ftlayer.functions.current import CurrentRecord
-from ftlayer.functions.process import ProcessFunction
-from ftlayer.functions.ttl import StateTtl
+from ftlayer.functions.handles import StateTtl
+from ftlayer.functions.process import Context, ProcessFunction
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_thread import JobThread
 from ftlayer.runtime.driver.rules.job_status import ChainStatus, IsolationStatus, JobStatus

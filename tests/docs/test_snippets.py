@@ -30,9 +30,8 @@ from ftlayer.cli.main import app
 from ftlayer.common.clock import Now
 from ftlayer.common.rules import restart
 from ftlayer.config import FTStatus, ServeOptions, TopologyOptions, VertexOptions
-from ftlayer.functions.context import Context, KeyTimers
 from ftlayer.functions.handles import AggregatingHandle, ListHandle, ReducingHandle, ValueHandle
-from ftlayer.functions.process import CoProcessFunction, ProcessFunction
+from ftlayer.functions.process import Context, CoProcessFunction, KeyTimers, ProcessFunction
 from ftlayer.monitor.console import watch as console_metrics
 from ftlayer.monitor.console.api import jobs as console_jobs
 from ftlayer.runtime.driver.job import Job

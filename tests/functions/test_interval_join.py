@@ -14,7 +14,7 @@ from ftlayer.common.clock import Now
 from ftlayer.functions.chains.topology import MAIN, TopologyChain
 from ftlayer.functions.process import LAST_WATERMARK_MS
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches, Process
-from ftlayer.functions.windows.function import Collected, Fixed, window_function
+from ftlayer.functions.windows import Collected, Fixed, window_function
 from ftlayer.runtime.task.pipeline import OperatorChain
 from ftlayer.state.heap import HeapBackend
 from ftlayer.topology.job_graph_generator import as_co_process

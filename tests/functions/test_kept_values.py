@@ -18,12 +18,12 @@ from ftlayer.checkpoint.snapshots import SubtaskRestore
 from ftlayer.checkpoint.storage.opening import slot_storage
 from ftlayer.functions.chains.preparing import REDUCE_TABLE
 from ftlayer.functions.chains.topology import TopologyChain
+from ftlayer.functions.handles import StateTtl
 from ftlayer.functions.keyed import owned
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Process, Reduce
-from ftlayer.functions.ttl import StateTtl
-from ftlayer.functions.undo.log import UndoLog
-from ftlayer.functions.windows.function import Aggregated, Fixed, Session, window_function
+from ftlayer.functions.undo import UndoLog
+from ftlayer.functions.windows import Aggregated, Fixed, Session, window_function
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.opening import open_backend
 

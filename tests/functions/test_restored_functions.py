@@ -20,7 +20,7 @@ from ftlayer.checkpoint.snapshots import Piece, Scope, SubtaskRestore
 from ftlayer.functions.chains.topology import MAIN, TopologyChain
 from ftlayer.functions.process import LAST_WATERMARK_MS
 from ftlayer.functions.steps import Process
-from ftlayer.functions.windows.function import (
+from ftlayer.functions.windows import (
     Aggregated,
     Collected,
     Content,

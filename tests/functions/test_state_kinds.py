@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from ftlayer.errors import ConfigError, UnsupportedError
-from ftlayer.functions.context import Context
-from ftlayer.functions.ttl import StateTtl, holds_stamped, is_expired, table_name
+from ftlayer.functions.handles import StateTtl, holds_stamped, is_expired, table_name
+from ftlayer.functions.process import Context
 from ftlayer.state.heap import HeapBackend
 
 TTL = StateTtl("10ms")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ftlayer.functions.chains.topology import MAIN, TopologyChain
 from ftlayer.functions.process import LAST_WATERMARK_MS
 from ftlayer.functions.steps import Process
-from ftlayer.functions.windows.function import (
+from ftlayer.functions.windows import (
     TABLE,
     Aggregated,
     Collected,

@@ -17,12 +17,11 @@ from ftlayer.checkpoint.migration import StateMigration
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import KeyedSnapshot, SubtaskRestore
 from ftlayer.errors import IncompatibleCheckpointError
-from ftlayer.functions.aggregates import table as tables
-from ftlayer.functions.aggregates.per_record import AggregatePlan, AggregatesPerRecord
-from ftlayer.functions.aggregates.table import KeyedAggregate
+from ftlayer.functions import aggregates as tables
+from ftlayer.functions.aggregates import AggregatePlan, AggregatesPerRecord, KeyedAggregate
 from ftlayer.functions.chains.topology import MAIN, TopologyChain, TopologyResult
 from ftlayer.functions.steps import Map, Reduce
-from ftlayer.functions.undo.log import UndoLog, in_pieces
+from ftlayer.functions.undo import UndoLog, in_pieces
 from ftlayer.records.partitioning import groups_of, key_groups, subtasks_of
 from ftlayer.records.traced import KeySelector
 from ftlayer.state.contract import BackendSpec
@@ -62,7 +61,7 @@ def as_functions(plan: AggregatePlan) -> list[Any]:
 
 @dataclass
 class Piece:
-    """`ftlayer.functions.undo.log.PieceOfWork`."""
+    """`ftlayer.functions.undo.PieceOfWork`."""
 
     size: int
     result: TopologyResult

@@ -19,8 +19,7 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import OperatorState, SubtaskRestore
 from ftlayer.errors import SnapshotCancelledError
 from ftlayer.functions.keyed import NAN
-from ftlayer.functions.undo.backend import UndoBackend
-from ftlayer.functions.undo.log import UndoLog
+from ftlayer.functions.undo import UndoBackend, UndoLog
 from ftlayer.records.partitioning import groups_of
 from ftlayer.state import opening as backend
 from ftlayer.state import opening as merging

@@ -9,7 +9,7 @@ import pytest
 
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.steps import Process
-from ftlayer.functions.windows.function import Fixed, Session
+from ftlayer.functions.windows import Fixed, Session
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.job_graph import display_name
 from ftlayer.topology.job_graph_generator import as_co_process

@@ -14,9 +14,8 @@ import pyarrow as pa
 
 from ftlayer.common.rules.restart import TRACEBACK
 from ftlayer.errors import QueryError
-from ftlayer.functions.chains.async_segment import RateLimiter
-from ftlayer.functions.chains.batch_segment import run_segments, segments_of
 from ftlayer.functions.chains.record_segment import CHUNK_ROWS, RecordSegment
+from ftlayer.functions.chains.segments import RateLimiter, run_segments, segments_of
 from ftlayer.functions.conversion import DICTS
 from ftlayer.functions.current import UNTRACKED, Known, running
 from ftlayer.functions.failures import I64, failed_rows, without_rows

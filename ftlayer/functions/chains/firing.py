@@ -10,18 +10,16 @@ import numpy as np
 
 from ftlayer.common.checks import fast_dataclass
 from ftlayer.errors import StateSerializationError, TimerFailedError
-from ftlayer.functions.chains.batch_segment import Segment, run_segments, segments_of
 from ftlayer.functions.chains.fused import Processing
 from ftlayer.functions.chains.preparing import PreparedOperator, ProcessOperator
-from ftlayer.functions.chains.record_segment import RecordSegment
-from ftlayer.functions.chains.side_outputs import take_side_outputs
-from ftlayer.functions.context import results_of
+from ftlayer.functions.chains.record_segment import RecordSegment, take_side_outputs
+from ftlayer.functions.chains.segments import Segment, run_segments, segments_of
 from ftlayer.functions.conversion import VALUES
 from ftlayer.functions.failures import I64, SideOutput, failed_rows, failure_of, first_of_each, without_rows
 from ftlayer.functions.keyed import Key, Timers
-from ftlayer.functions.process import LAST_WATERMARK_MS
+from ftlayer.functions.process import LAST_WATERMARK_MS, results_of
 from ftlayer.functions.steps import MAIN
-from ftlayer.functions.undo.log import UndoLog
+from ftlayer.functions.undo import UndoLog
 from ftlayer.records.failures import RowFailure
 
 TimerKind = Literal["event", "processing"]

@@ -49,13 +49,12 @@ import pyarrow as pa
 
 from ftlayer.common.checks import check_ran
 from ftlayer.errors import InvalidTopologyError, StateSerializationError, UnhashableKeyError
-from ftlayer.functions.context import Context, results_of
 from ftlayer.functions.conversion import Form
 from ftlayer.functions.handles import Own
 from ftlayer.functions.keyed import ATOMS, NAN, Key, KeyedState
+from ftlayer.functions.process import Context, results_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, Step
-from ftlayer.functions.undo.backend import UndoValues, logged_lookup
-from ftlayer.functions.undo.log import UndoLog
+from ftlayer.functions.undo import UndoLog, UndoValues, logged_lookup
 
 
 @dataclass(frozen=True)

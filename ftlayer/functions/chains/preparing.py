@@ -10,16 +10,15 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.errors import InvalidTopologyError
-from ftlayer.functions.aggregates.table import AggregateTable, KeyedAggregate
+from ftlayer.functions.aggregates import AggregateTable, KeyedAggregate
 from ftlayer.functions.chains.fused import KeyColumns, PreparedStep, Processing, Reducing
-from ftlayer.functions.chains.window_segment import Aggregating, Windowing
-from ftlayer.functions.context import Context
+from ftlayer.functions.chains.segments import Aggregating, Windowing
 from ftlayer.functions.failures import I64
 from ftlayer.functions.keyed import Backend, Timers, owned
-from ftlayer.functions.process import uses_timers
+from ftlayer.functions.process import Context, uses_timers
 from ftlayer.functions.steps import CoProcess, FunctionStep, KeyedStep, MapAsync, MapBatches, Process, Reduce
-from ftlayer.functions.undo.backend import UndoBackend, UndoMaps, UndoValues
-from ftlayer.functions.windows.function import TABLE, FixedWindows
+from ftlayer.functions.undo import UndoBackend, UndoMaps, UndoValues
+from ftlayer.functions.windows import TABLE, FixedWindows
 
 # Functions of two inputs that give what they return event times of its own: pairs of a join have the later one's.
 #

@@ -22,7 +22,6 @@ from ftlayer.functions.chains.fused import (
     is_one_to_one,
     unhashable,
 )
-from ftlayer.functions.chains.side_outputs import take_side_outputs
 from ftlayer.functions.conversion import (
     DICTS,
     PLAIN_CODES,
@@ -36,14 +35,44 @@ from ftlayer.functions.conversion import (
     python_values,
     records_in_form,
 )
-from ftlayer.functions.failures import I64, SegmentOutcome, failure_of, raise_signalled
+from ftlayer.functions.failures import I64, NO_RULES, SegmentOutcome, SideOutput, failure_of, raise_signalled
 from ftlayer.functions.keyed import NAN, convert, misfit_of
-from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.functions.steps import Filter, FlatMap
-from ftlayer.functions.undo.backend import UndoValues, finds_as_dict, logged_lookup
-from ftlayer.functions.undo.log import LateFailure, UndoLog
+from ftlayer.functions.undo import LateFailure, UndoLog, UndoValues, finds_as_dict, logged_lookup
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.kernels import native
+
+
+def take_side_outputs(
+    step: Processing, form: Form, parents: I64, refuse: Callable[[RowFailure], None]
+) -> list[SideOutput]:
+    """Convert what has been put out since the last time; ``refuse`` takes what does not fit its schema.
+
+    ``parents`` gives the input row of each place.
+    """
+    schemas = dict(step.side)
+    return [
+        _converted(step, tag, schemas[tag], form, records, parents[places], refuse)
+        for tag, (records, places) in step.context._take_side().items()
+    ]
+
+
+def _converted(
+    step: Processing,
+    tag: str,
+    schema: pa.Schema,
+    form: Form,
+    records: list[Any],
+    parents: I64,
+    refuse: Callable[[RowFailure], None],
+) -> SideOutput:
+    def misfit(place: int, error: BaseException) -> None:
+        gave = f"put out to {tag!r}"
+        refuse(misfit_of(int(parents[place]), step.uid, gave, schema, error, step.rules))
+
+    batch, kept = convert(records, [1] * len(records), schema, form, misfit, lax=step.rules.lax)
+    return SideOutput(tag, batch, np.repeat(parents, kept))
+
 
 # The loop over per-record functions in C, where records, results and functions are such that it can run them.
 #

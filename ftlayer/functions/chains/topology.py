@@ -17,8 +17,6 @@ import pyarrow as pa
 from ftlayer.common.checks import check_ran, fast_dataclass
 from ftlayer.common.printable import described
 from ftlayer.errors import FTLayerError, JobError
-from ftlayer.functions.chains.async_segment import AsyncSegment
-from ftlayer.functions.chains.batch_segment import BatchSegment, Segment, run_segments, segments_of
 from ftlayer.functions.chains.firing import (
     FIRED_AT_ONCE,
     DueTimers,
@@ -32,16 +30,23 @@ from ftlayer.functions.chains.firing import (
 )
 from ftlayer.functions.chains.preparing import ChainOperator, gives_times, prepare, taken_off
 from ftlayer.functions.chains.record_segment import RecordSegment
-from ftlayer.functions.chains.window_segment import AggregateSegment, WindowSegment
+from ftlayer.functions.chains.segments import (
+    AggregateSegment,
+    AsyncSegment,
+    BatchSegment,
+    Segment,
+    WindowSegment,
+    run_segments,
+    segments_of,
+)
 from ftlayer.functions.conversion import VALUES, concat
 from ftlayer.functions.current import UNTRACKED, running
 from ftlayer.functions.failures import I64, SegmentOutcome, failed_rows, first_of_each, raise_signalled
 from ftlayer.functions.keyed import Backend
 from ftlayer.functions.process import uses_timers
 from ftlayer.functions.steps import MAIN
-from ftlayer.functions.undo.backend import UndoBackend
-from ftlayer.functions.undo.log import LateFailure, UndoLog
-from ftlayer.functions.windows.function import WindowFunction
+from ftlayer.functions.undo import LateFailure, UndoBackend, UndoLog
+from ftlayer.functions.windows import WindowFunction
 from ftlayer.records.failures import RowFailure
 
 

@@ -20,7 +20,7 @@ from ftlayer.common.printable import described, text_of
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError, JobError, SinkRowError
 from ftlayer.functions.failures import raise_signalled
-from ftlayer.functions.writers import call_write
+from ftlayer.functions.writing import call_write
 from ftlayer.runtime.connectors.rejecting import RowRejections
 from ftlayer.runtime.protocol.messages import seal
 from ftlayer.runtime.task.contract import Settled

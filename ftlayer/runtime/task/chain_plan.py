@@ -10,7 +10,7 @@ import pyarrow as pa
 from ftlayer.functions.chains.firing import Interrupted, never
 from ftlayer.functions.chains.preparing import ChainOperator
 from ftlayer.functions.keyed import Backend
-from ftlayer.functions.undo.log import UndoLog
+from ftlayer.functions.undo import UndoLog
 from ftlayer.runtime.handler import Handler
 from ftlayer.runtime.task.chain_rows import ChainRows, WholeBatches
 from ftlayer.runtime.task.chain_task import ChainTask

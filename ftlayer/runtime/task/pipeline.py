@@ -24,7 +24,7 @@ from ftlayer.functions.current import UNTRACKED, Known, begin_running, end_runni
 from ftlayer.functions.failures import failed_rows
 from ftlayer.functions.keyed import Backend
 from ftlayer.functions.steps import MAIN
-from ftlayer.functions.undo.log import LateFailure, UndoLog
+from ftlayer.functions.undo import LateFailure, UndoLog
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import NO_ROOTS, I64Array, U64Array
 from ftlayer.runtime.handler import Handler

@@ -11,11 +11,11 @@ import pyarrow as pa
 from ftlayer.common.checks import check_function, check_ran, check_unlike
 from ftlayer.common.rules.circuit import Limit
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnhashableKeyError, UnsupportedError
-from ftlayer.functions.chains.batch_segment import ROW_TAG
 from ftlayer.functions.chains.chain import Chain
+from ftlayer.functions.chains.segments import ROW_TAG
+from ftlayer.functions.failures import NO_RULES, RetryRules
 from ftlayer.functions.pickling import WAY_OUT as WAY_OUT_OF_PICKLING
 from ftlayer.functions.pickling import pickling_fault
-from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import FunctionStep
 from ftlayer.spark.batch.sinks import BatchFunctionSink, BatchSink, BatchWriterSink, EmitSink, stream_writer
 from ftlayer.spark.circuits import WHOLE_QUERY

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.errors import InvalidTopologyError
-from ftlayer.functions.chains.batch_segment import ROW_TAG
+from ftlayer.functions.chains.segments import ROW_TAG
 from ftlayer.spark.stages.known import TriedRoots
 from ftlayer.spark.stages.pages import (
     CARRIER_DTYPE,

@@ -25,7 +25,7 @@ from ftlayer.checkpoint.storage.opening import SlotStorage
 from ftlayer.checkpoint.storage.writer import PieceWriter
 from ftlayer.config import MIB
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, SnapshotCancelledError
-from ftlayer.functions.ttl import holds_stamped, is_expired
+from ftlayer.functions.handles import holds_stamped, is_expired
 from ftlayer.state.contract import BackendSnapshot, BackendSpec
 from ftlayer.state.snapshots import entries
 from ftlayer.state.snapshots.entries import (
@@ -284,7 +284,7 @@ class FrozenState:
 def unexpired(info: TableInfo, parts: Iterable[Part], now_ms: int) -> Iterator[Part]:
     """Return ``parts`` of a table without values with a time to live that is over at ``now_ms``, as a read then would.
 
-    The table itself stays as it is: a value that is over is removed when its key is used (`ftlayer.functions.ttl`).
+    The table itself stays as it is: a value that is over is removed when its key is used (`ftlayer.functions.handles`).
     A key of which nothing is left counts as deleted, since an older value may lie below that is not over: it was
     written with a longer time.
     """

@@ -27,7 +27,7 @@ from ftlayer.common.checks import (
     rate_per_second,
 )
 from ftlayer.errors import ConfigError, InvalidTopologyError
-from ftlayer.functions.retry_rules import FailureOptions, RetryRules, rules_of
+from ftlayer.functions.failures import FailureOptions, RetryRules, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Process, result_schema
 from ftlayer.records.partitioning import (
     Broadcast,

@@ -16,11 +16,10 @@ from ftlayer.common.checks import (
     duration_ms,
 )
 from ftlayer.errors import ConfigError, InvalidTopologyError
-from ftlayer.functions.aggregates.calls import Aggregate, given_aggregates
-from ftlayer.functions.aggregates.per_record import AggregatePlan
-from ftlayer.functions.aggregates.table import KeyedAggregate
+from ftlayer.functions.aggregate_calls import Aggregate, given_aggregates
+from ftlayer.functions.aggregates import AggregatePlan, KeyedAggregate
 from ftlayer.functions.steps import Reduce
-from ftlayer.functions.windows.function import WindowKind
+from ftlayer.functions.windows import WindowKind
 from ftlayer.topology.checks import check_process, schema_difference
 from ftlayer.topology.connectors import Schema
 from ftlayer.topology.draft import GraphDraft, Leg, Sides

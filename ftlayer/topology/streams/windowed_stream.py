@@ -19,9 +19,9 @@ from ftlayer.common.checks import (
     known_options,
 )
 from ftlayer.errors import ConfigError
-from ftlayer.functions.aggregates.calls import Aggregate, given_aggregates
-from ftlayer.functions.aggregates.per_record import AggregatePlan
-from ftlayer.functions.windows.function import (
+from ftlayer.functions.aggregate_calls import Aggregate, given_aggregates
+from ftlayer.functions.aggregates import AggregatePlan
+from ftlayer.functions.windows import (
     Aggregated,
     BuiltIn,
     Collected,

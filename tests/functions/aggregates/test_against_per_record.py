@@ -14,9 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ftlayer as ft
-from ftlayer.functions.aggregates import table as tables
-from ftlayer.functions.aggregates.per_record import AggregatePlan, AggregatesPerRecord
-from ftlayer.functions.aggregates.table import AggregateTable
+from ftlayer.functions import aggregates as tables
+from ftlayer.functions.aggregates import AggregatePlan, AggregatesPerRecord, AggregateTable
 from ftlayer.functions.keyed import NAN
 from ftlayer.records.kernels import native
 

@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ftlayer as ft
-from ftlayer.functions.aggregates.per_record import AggregatePlan
+from ftlayer.functions import windows as aggregates
+from ftlayer.functions.aggregates import AggregatePlan
 from ftlayer.functions.chains.topology import MAIN, TopologyChain
 from ftlayer.functions.process import LAST_WATERMARK_MS
 from ftlayer.functions.steps import Process
-from ftlayer.functions.windows import function as aggregates
-from ftlayer.functions.windows.function import (
+from ftlayer.functions.windows import (
     Aggregated,
     BuiltIn,
     Content,

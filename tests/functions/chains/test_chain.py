@@ -21,10 +21,10 @@ from stage_chains import V, first_failures, ints, rows_out, run_chain, run_funct
 from ftlayer.common.failures import FailException
 from ftlayer.common.rules.restart import lasting_in_text
 from ftlayer.errors import QueryError, ResultRowError
-from ftlayer.functions.chains.batch_segment import ROW_TAG
-from ftlayer.functions.chains.bisect import settle
+from ftlayer.functions.chains.segments import ROW_TAG
 from ftlayer.functions.failures import MAX_REASON, MAX_TRACEBACK, failure_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches
+from ftlayer.functions.writing import settle
 from ftlayer.runtime.handler import NonFTXorHandler
 
 # ---------------------------------------------------------------- batch functions

@@ -20,8 +20,7 @@ from ftlayer.functions.chains.fused import KeyColumns, PreparedStep, Reducing
 from ftlayer.functions.chains.record_segment import RecordSegment
 from ftlayer.functions.conversion import VALUES
 from ftlayer.functions.steps import Filter, FlatMap, Map
-from ftlayer.functions.undo.backend import UndoValues
-from ftlayer.functions.undo.log import LateFailure, UndoLog
+from ftlayer.functions.undo import LateFailure, UndoLog, UndoValues
 
 IN = pa.schema(
     [

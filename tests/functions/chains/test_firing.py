@@ -16,7 +16,7 @@ from ftlayer.functions.chains import firing
 from ftlayer.functions.chains.topology import MAIN, TimerOutput, TopologyChain
 from ftlayer.functions.process import LAST_WATERMARK_MS, CoProcessFunction, ProcessFunction, uses_timers
 from ftlayer.functions.steps import CoProcess, Filter, Map, MapBatches, Process, Reduce
-from ftlayer.functions.undo.log import UndoLog
+from ftlayer.functions.undo import UndoLog
 from ftlayer.state.heap import HeapBackend
 
 KT = pa.schema([("k", pa.string()), ("t", pa.int64())])

@@ -18,12 +18,19 @@ from hypothesis import strategies as st
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.errors import StateSerializationError, UnsupportedError
-from ftlayer.functions.context import Context
-from ftlayer.functions.handles import ValueHandle
+from ftlayer.functions.handles import StateTtl, ValueHandle
 from ftlayer.functions.keyed import Backend, is_immutable
-from ftlayer.functions.ttl import StateTtl
-from ftlayer.functions.undo.backend import ABSENT, UndoBackend, UndoValues, logged_lookup, value_handle
-from ftlayer.functions.undo.log import LateFailure, Uncopied, UndoLog
+from ftlayer.functions.process import Context
+from ftlayer.functions.undo import (
+    ABSENT,
+    LateFailure,
+    Uncopied,
+    UndoBackend,
+    UndoLog,
+    UndoValues,
+    logged_lookup,
+    value_handle,
+)
 from ftlayer.records.kernels import native
 from ftlayer.state import opening as merging
 from ftlayer.state.contract import BackendSpec, Frozen

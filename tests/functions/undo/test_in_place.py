@@ -11,7 +11,7 @@ from ftlayer.errors import StateSerializationError
 from ftlayer.functions.chains.topology import MAIN, TopologyChain
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.steps import CoProcess, Map, Process, Reduce
-from ftlayer.functions.undo.log import UndoLog
+from ftlayer.functions.undo import UndoLog
 from ftlayer.state.heap import HeapBackend
 
 KT = pa.schema([("k", pa.string()), ("t", pa.int64())])

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 import ftlayer as ft
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.functions.aggregates.per_record import AggregatePlan
+from ftlayer.functions.aggregates import AggregatePlan
 from ftlayer.functions.chains.firing import DueTimers, FiredTimers
 from ftlayer.functions.chains.topology import TopologyChain, TopologyResult
+from ftlayer.functions.handles import StateTtl
 from ftlayer.functions.process import LAST_WATERMARK_MS, CoProcessFunction
 from ftlayer.functions.steps import CoProcess, Map, Process
-from ftlayer.functions.ttl import StateTtl
-from ftlayer.functions.undo.log import LateFailure, UndoLog, in_pieces
-from ftlayer.functions.windows.function import (
+from ftlayer.functions.undo import LateFailure, UndoLog, in_pieces
+from ftlayer.functions.windows import (
     Aggregated,
     BuiltIn,
     Collected,
@@ -172,7 +172,7 @@ def rows_of(records: list[Record]) -> tuple[pa.RecordBatch, Any]:
 
 
 class Taken:
-    """`ftlayer.functions.undo.log.PieceOfWork`: what came of rows, or of timers; a partitioner refuses some."""
+    """`ftlayer.functions.undo.PieceOfWork`: what came of rows, or of timers; a partitioner refuses some."""
 
     def __init__(self, size: int, came: TopologyResult | FiredTimers, refused: dict[int, None]) -> None:
         self.size = size

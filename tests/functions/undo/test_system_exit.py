@@ -11,7 +11,7 @@ import pytest
 
 from ftlayer.functions.chains.topology import MAIN, TopologyChain, TopologyResult
 from ftlayer.functions.steps import FlatMap, Map, MapAsync, MapBatches, Reduce
-from ftlayer.functions.undo.log import UndoLog, in_pieces
+from ftlayer.functions.undo import UndoLog, in_pieces
 from ftlayer.state.heap import HeapBackend
 
 N = pa.schema([("n", pa.int64())])

@@ -11,7 +11,7 @@ from ftlayer.common.failures import PermanentFailure
 from ftlayer.functions.chains.topology import TopologyChain
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Process
-from ftlayer.functions.undo.log import UndoLog
+from ftlayer.functions.undo import UndoLog
 from ftlayer.state.heap import HeapBackend
 
 KT = pa.schema([("k", pa.string()), ("t", pa.int64())])

@@ -27,9 +27,9 @@ from hypothesis import strategies as st
 
 from ftlayer.functions.chains import record_segment
 from ftlayer.functions.chains.firing import DueTimers, FiredTimers, TimerKind
+from ftlayer.functions.chains.segments import AggregateSegment
 from ftlayer.functions.chains.topology import MAIN, TopologyChain, TopologyResult
-from ftlayer.functions.chains.window_segment import AggregateSegment
-from ftlayer.functions.undo.log import LateFailure, UndoLog, in_pieces
+from ftlayer.functions.undo import LateFailure, UndoLog, in_pieces
 from ftlayer.records.failures import RowFailure
 from ftlayer.state.heap import HeapBackend
 
@@ -38,7 +38,7 @@ from ftlayer.state.heap import HeapBackend
 
 @dataclass
 class Run:
-    """`ftlayer.functions.undo.log.PieceOfWork`."""
+    """`ftlayer.functions.undo.PieceOfWork`."""
 
     size: int
     result: TopologyResult
@@ -50,7 +50,7 @@ class Run:
 
 @dataclass
 class FiredRun:
-    """`ftlayer.functions.undo.log.PieceOfWork`."""
+    """`ftlayer.functions.undo.PieceOfWork`."""
 
     fired: FiredTimers
 

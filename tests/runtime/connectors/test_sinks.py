@@ -13,9 +13,9 @@ from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 
 from ftlayer.common.failures import FailException, RowsRejected
 from ftlayer.errors import ConfigError
-from ftlayer.functions.chains import bisect
-from ftlayer.functions.chains.bisect import settle
+from ftlayer.functions import writing as bisect
 from ftlayer.functions.data_sources import DataSourceStreamArrowWriter
+from ftlayer.functions.writing import settle
 from ftlayer.runtime.connectors.sinks import MAX_WRITERS, BatchNumbers, open_sink
 from ftlayer.runtime.task.contract import Settled, SinkBody
 from ftlayer.topology.operators import FunctionSink, Sink, WriterSink

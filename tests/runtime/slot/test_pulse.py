@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.config import TopologyOptions
-from ftlayer.functions.chains.batch_segment import segments_of
+from ftlayer.functions.chains.segments import segments_of
 from ftlayer.functions.conversion import VALUES
 from ftlayer.functions.steps import Map
 from ftlayer.runtime.handler import RecordIds

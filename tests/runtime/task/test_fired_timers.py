@@ -13,7 +13,7 @@ from ftlayer.common.clock import Now
 from ftlayer.functions.chains.topology import MAIN
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Process, Reduce
-from ftlayer.functions.undo.log import LateFailure, UndoLog, in_pieces
+from ftlayer.functions.undo import LateFailure, UndoLog, in_pieces
 from ftlayer.runtime.task.pipeline import Fired, OperatorChain
 from ftlayer.state.heap import HeapBackend
 from ftlayer.topology.operators import AssignWatermarks

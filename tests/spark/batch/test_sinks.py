@@ -17,7 +17,7 @@ from pyspark.sql.types import LongType, StructType
 from ftlayer.common.failures import PermanentFailure, RetryLater, RowsRejected
 from ftlayer.common.rules.restart import is_programs, lasting
 from ftlayer.errors import ConfigError, FTLayerError, QueryError, SinkError
-from ftlayer.functions.chains.batch_segment import ROW_TAG
+from ftlayer.functions.chains.segments import ROW_TAG
 from ftlayer.functions.data_sources import DataSourceStreamArrowWriter
 from ftlayer.spark.batch.sinks import (
     BatchFunctionSink,

@@ -18,7 +18,7 @@ from ftlayer.errors import (
     UncommittableError,
 )
 from ftlayer.functions.failures import raise_signalled
-from ftlayer.functions.writers import call_commit
+from ftlayer.functions.writing import call_commit
 from ftlayer.runtime.barrier_mode.driver.rules.reader_checkpoints import reseal_captured
 from ftlayer.runtime.protocol.messages import reseal, unseal
 from ftlayer.topology.job_graph import JobGraph

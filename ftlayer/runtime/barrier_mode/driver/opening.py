@@ -17,7 +17,7 @@ from ftlayer.checkpoint.storage.opening import DriverStorage, absolute, driver_s
 from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.common.checks import check_named
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, ConfigError
-from ftlayer.functions.ttl import SUFFIX as TTL_SUFFIX
+from ftlayer.functions.handles import SUFFIX as TTL_SUFFIX
 from ftlayer.runtime.barrier_mode.driver.checkpointing import JobCheckpointParts
 from ftlayer.runtime.barrier_mode.driver.committing import Committer, resealed
 from ftlayer.runtime.barrier_mode.driver.letters import open_letters

@@ -21,11 +21,11 @@ from ftlayer.checkpoint.snapshots import SinkPart, SubtaskRestore, SubtaskSnapsh
 from ftlayer.checkpoint.storage.writer import PieceWriter
 from ftlayer.common.clock import Now
 from ftlayer.errors import InvalidTopologyError, SnapshotCancelledError, SourceError
-from ftlayer.functions.aggregates.table import KeyedAggregate
+from ftlayer.functions.aggregates import KeyedAggregate
 from ftlayer.functions.chains.firing import Interrupted, never
 from ftlayer.functions.keyed import MapTable
 from ftlayer.functions.steps import MAIN, Process, Record, Reduce
-from ftlayer.functions.undo.log import UndoLog
+from ftlayer.functions.undo import UndoLog
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import NO_ROOTS, U64Array
 from ftlayer.records.ipc import read_one_batch

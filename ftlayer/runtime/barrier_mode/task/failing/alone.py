@@ -18,7 +18,7 @@ from ftlayer.common.rules.circuit import CircuitStatus
 from ftlayer.errors import IncompatibleCheckpointError
 from ftlayer.functions.chains.firing import TimerKind
 from ftlayer.functions.current import UNTRACKED, Known, Tries
-from ftlayer.functions.undo.log import LateFailure, UndoLog, in_pieces
+from ftlayer.functions.undo import LateFailure, UndoLog, in_pieces
 from ftlayer.records.ids import pack_tries
 from ftlayer.runtime.barrier_mode.task.failing.attempts import (
     NO_SCHEMAS,

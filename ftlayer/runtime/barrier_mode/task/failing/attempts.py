@@ -24,7 +24,7 @@ from ftlayer.functions.chains.firing import FIRED_AT_ONCE, DueTimers, Timer, Tim
 from ftlayer.functions.chains.fused import KeyColumns
 from ftlayer.functions.conversion import VALUES, concat, records_in_form, schema_text
 from ftlayer.functions.keyed import NAN, Key, MapTable
-from ftlayer.functions.undo.log import LateFailure, UndoLog, in_pieces
+from ftlayer.functions.undo import LateFailure, UndoLog, in_pieces
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import I64Array
 from ftlayer.records.ipc import as_message, as_stream, has_dictionaries, may_share, row_alone

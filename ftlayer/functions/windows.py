@@ -15,15 +15,13 @@ import pyarrow as pa
 from ftlayer.common.checks import in_words
 from ftlayer.common.failures import PermanentFailure
 from ftlayer.errors import UnsupportedError
-from ftlayer.functions.aggregates.per_record import AggregatePlan, AggregatesPerRecord
-from ftlayer.functions.aggregates.table import I32, AggregateTable
-from ftlayer.functions.context import Context, results_of
+from ftlayer.functions.aggregates import I32, AggregatePlan, AggregatesPerRecord, AggregateTable
 from ftlayer.functions.current import has_failed_before
 from ftlayer.functions.failures import I64
 from ftlayer.functions.handles import NOTHING, MapHandle
 from ftlayer.functions.keyed import Key, MapTable, Timers, owned
-from ftlayer.functions.process import LAST_WATERMARK_MS, ProcessFunction
-from ftlayer.functions.undo.log import UndoLog
+from ftlayer.functions.process import LAST_WATERMARK_MS, Context, ProcessFunction, results_of
+from ftlayer.functions.undo import UndoLog
 
 
 @dataclass(frozen=True, slots=True)
