@@ -5,9 +5,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ftlayer.checkpoint.custom_storage import CheckpointStorage, FileStatus, StoredOutput
-from ftlayer.checkpoint.failure_policy import FailurePolicy
-from ftlayer.checkpoint.migration import StateMigration
-from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, Retention
+from ftlayer.checkpoint.options import (
+    CheckpointConfig,
+    CheckpointingMode,
+    FailurePolicy,
+    Retention,
+    StateMigration,
+)
 from ftlayer.common.failures import FailException, PermanentFailure, RetryLater, RowsRejected
 from ftlayer.common.java import ensure_java_for_sessions
 from ftlayer.common.rules.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
@@ -18,7 +22,7 @@ if TYPE_CHECKING:
     from ftlayer.checkpoint.dead_letters.letter import DeadLetter
     from ftlayer.checkpoint.dead_letters.reader import DeadLetterReader
     from ftlayer.checkpoint.snapshots import Checkpoint
-    from ftlayer.checkpoint.storage.metadata import JobResult
+    from ftlayer.checkpoint.storage.loading import JobResult
     from ftlayer.common.rules.circuit import CircuitStatus
     from ftlayer.functions.aggregate_calls import Aggregate, count, mean
     from ftlayer.functions.aggregate_calls import max as max
@@ -153,7 +157,7 @@ _MODULES = {
     name: module
     for module, names in {
         "ftlayer.checkpoint.snapshots": "Checkpoint",
-        "ftlayer.checkpoint.storage.metadata": "JobResult",
+        "ftlayer.checkpoint.storage.loading": "JobResult",
         "ftlayer.common.rules.circuit": "CircuitStatus",
         "ftlayer.monitor.console.options": "ConsoleProcess",
         "ftlayer.checkpoint.dead_letters.letter": "DeadLetter",

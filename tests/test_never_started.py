@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from ftlayer import Context, FTLayer, KeyedStream, StreamEnvironment, TrackedWriter, tumbling
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.checkpoint.storage.metadata import JobResult
+from ftlayer.checkpoint.storage.loading import JobResult
 from ftlayer.common.checks import Unstarted
 from ftlayer.errors import ConfigError, NeverStartedWarning, NotHereError
 from ftlayer.runtime.driver.job import EndedJob, Job

@@ -19,7 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from ftlayer.checkpoint.storage.remote_files import open_files
+from ftlayer.checkpoint.storage.files import open_files
 from ftlayer.cli.main import app
 from ftlayer.common.printable import secrets_of, shown_url, without_secrets
 from ftlayer.common.rules.telemetry_settings import Tracing, check_endpoint

@@ -22,8 +22,8 @@ import ftlayer
 import ftlayer.sinks
 import ftlayer.sources
 from ftlayer import config
-from ftlayer.checkpoint.migration import StateMigration
-from ftlayer.checkpoint.storage.metadata import JobResult
+from ftlayer.checkpoint.options import StateMigration
+from ftlayer.checkpoint.storage.loading import JobResult
 from ftlayer.common import checks
 from ftlayer.common.failures import RowsRejected
 from ftlayer.common.rules.restart import NoRestart

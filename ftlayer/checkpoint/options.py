@@ -3,18 +3,178 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 from ftlayer.checkpoint.custom_storage import CheckpointStorage, fsspec_schemes, installed, serve, served
-from ftlayer.checkpoint.failure_policy import FailurePolicy
-from ftlayer.checkpoint.migration import StateMigration
 from ftlayer.common import checks
+from ftlayer.common.checks import (
+    MOST_BYTES,
+    Duration,
+    check_bool,
+    check_function,
+    check_int,
+    check_number,
+    check_text,
+    known_options,
+    shown,
+)
 from ftlayer.common.printable import shown_url
+from ftlayer.common.rules.restart import BACKOFF, check_pauses, pauses_of
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError
+from ftlayer.functions.failures import Errors, RetryRules, rules_of
+
+FAIL = "fail"
+"""In place of a policy: a record that fails fails the job."""
+
+
+@known_options
+@dataclass(frozen=True)
+class FailurePolicy:
+    """What becomes of records that fail: `CheckpointConfig` has one for all operators, ``on_failure`` one for one.
+
+    A chain of operators takes a record whole or not at all: where it fails, all that it changed and put out in the
+    chain is taken back, it waits in the chain's state, and it enters the chain again. A record that has no attempt left
+    is a dead letter.
+
+    Durations are texts like ``"500ms"`` or milliseconds. Raises `ConfigError` naming the option.
+
+    Attributes:
+        max_attempts: runs of a record in a chain, the first included; None: it is tried again without end.
+        backoff: the pause before attempt 2, 3, …, one or a list; the last one serves all later ones.
+        jitter: the share of a pause, 0 to 1, that is drawn.
+        retry_on, dead_on: which errors are worth another attempt; an operator's own rules are asked first.
+        max_waiting: bytes of waiting records in a subtask of a chain; beyond it, the chain takes no new input,
+            and tries again ten times a second.
+        hold_watermark: the chain keeps its output's watermark back while anything waits in it.
+        max_failing: a share (``"5%"``) or a number a minute (``100``, ``"100/min"``) of the records of a subtask of a
+            chain; while more fail, it pauses. Operators with a ``max_failing`` of their own are not counted.
+    """
+
+    max_attempts: int | None = 5
+    backoff: Duration | Sequence[Duration] = BACKOFF
+    jitter: float = 0.1
+    retry_on: Errors | None = None
+    dead_on: Errors | None = None
+    max_waiting: int = 64 * MIB
+    hold_watermark: bool = False
+    max_failing: str | int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_attempts is not None:
+            check_int(self.max_attempts, "FailurePolicy: max_attempts", least=1)
+        pauses_of(self.backoff, "FailurePolicy: backoff")
+        if isinstance(self.backoff, Duration):
+            object.__setattr__(self, "backoff", (self.backoff,))
+        self._make_tuples()
+        check_number(self.jitter, "FailurePolicy: jitter", least=0, most=1)
+        check_pauses(self, "FailurePolicy")
+        check_int(self.max_waiting, "FailurePolicy: max_waiting", least=1, most=MOST_BYTES)
+        check_bool(self.hold_watermark, "FailurePolicy: hold_watermark")
+        rules_of(self.retry_on, self.dead_on, "FailurePolicy", self.max_failing)
+
+    def _make_tuples(self) -> None:
+        """Make the lists tuples: operators of equal policies are chained, and a list could change."""
+        for name in ("backoff", "retry_on", "dead_on"):
+            given = getattr(self, name)
+            if isinstance(given, list | set | frozenset):
+                object.__setattr__(self, name, tuple(given))
+
+    @property
+    def pauses(self) -> Sequence[Duration]:
+        """``backoff`` as a list."""
+        return (self.backoff,) if isinstance(self.backoff, Duration) else self.backoff
+
+    @property
+    def backoff_ms(self) -> tuple[int, ...]:
+        """``backoff`` in ms."""
+        return pauses_of(self.backoff)
+
+    @property
+    def rules(self) -> RetryRules:
+        """Which failures are worth a retry, and how many open the circuit breaker."""
+        return rules_of(self.retry_on, self.dead_on, "FailurePolicy", self.max_failing)
+
+
+OnFailure: TypeAlias = FailurePolicy | Literal["fail"]
+"""What an operator's ``on_failure`` takes."""
+
+
+def check_on_failure(given: object, option: str) -> None:
+    """Raise `ConfigError` unless ``given`` is a policy or the word ``"fail"``."""
+    if given != FAIL:
+        expected = (
+            f'{option}: expected FailurePolicy(…), or "fail" where a record that fails is to fail the job'
+        )
+        if isinstance(given, type):
+            raise ConfigError(f"{expected}, got the class; write {given.__name__}(…)")
+        if not isinstance(given, FailurePolicy):
+            raise ConfigError(f"{expected}, got {shown(given)}")
+
+
+FIRST_VERSION = 1
+"""Of a state that no `StateMigration` speaks of."""
+
+
+def _unchanged(value: Any, version: int) -> Any:
+    return value
+
+
+@known_options
+@dataclass(frozen=True)
+class StateMigration:
+    """How a restore reads a keyed state that an earlier program has written: `CheckpointConfig(migrations=[…])`.
+
+    Attributes:
+        operator: uid of the operator.
+        state: its name now, which `open` asks for or the checkpoint has; the state of ``reduce`` and ``aggregate`` is
+            called ``"aggregate"``.
+        version: of what the program writes now, 2 or more: greater each time the type of the values changes. A state
+            without a migration has version 1.
+        migrate: ``migrate(value, version)`` returns the value for one that was written with that earlier version; it
+            is called for each value, each item of a list, and the value of each item of a map, with or without a
+            time to live. Values of the present version do not come to it.
+        renamed_from: the name that it had, if that was another one.
+    """
+
+    operator: str
+    state: str
+    version: int = FIRST_VERSION
+    migrate: Callable[[Any, int], Any] = _unchanged
+    renamed_from: str | None = None
+
+    def __post_init__(self) -> None:
+        check_text(self.operator, "StateMigration: operator", "a name")
+        check_text(self.state, "StateMigration: state", "a name")
+        check_int(self.version, "StateMigration: version", least=FIRST_VERSION)
+        check_function(self.migrate, "StateMigration: migrate", takes=2)
+        if self.renamed_from is not None:
+            check_text(self.renamed_from, "StateMigration: renamed_from", "a name, or None")
+        if self.renamed_from == self.state:
+            raise ConfigError(
+                f"StateMigration: {self.operator}/{self.state}: renamed_from is the name that it has; leave it out"
+            )
+        if self.version > FIRST_VERSION and self.migrate is _unchanged:
+            raise ConfigError(
+                f"StateMigration: {self.operator}/{self.state}: version {self.version} needs a migrate function"
+            )
+        if self.version == FIRST_VERSION and self.renamed_from is None:
+            raise ConfigError(
+                f"StateMigration: {self.operator}/{self.state}: it changes nothing; give version=2 and migrate, or "
+                "renamed_from"
+            )
+
+
+def may_leave(allowed: bool | tuple[str, ...], operator: str, name: str = "") -> bool:
+    """Whether ``allow_unclaimed_state`` lets a restore leave behind what an operator had (of that name, if any)."""
+    if isinstance(allowed, bool):
+        return allowed
+    return operator in allowed or f"{operator}/{name}" in allowed
+
 
 KIB = 1 << 10
 _NO_SLASHES = re.compile(r"(?!(?:file|local):/)([a-z][a-z0-9+.-]+):(?!//|:)")

@@ -144,7 +144,7 @@ def verify(path: Place, as_json: Json = False, key_file: KeyFile = None, storage
 @app.command()
 def delete(path: One, yes: Yes = False, key_file: KeyFile = None, storage: Storage = "") -> None:
     """Delete a checkpoint of a job that is not running, with the files that no other one needs."""
-    from ftlayer.checkpoint.storage.removing import delete_checkpoint
+    from ftlayer.checkpoint.storage.loading import delete_checkpoint
 
     key = _opened(path, storage, key_file, one=True)
     if not yes:
@@ -155,7 +155,7 @@ def delete(path: One, yes: Yes = False, key_file: KeyFile = None, storage: Stora
 @app.command()
 def dispose(path: One, yes: Yes = False, storage: Storage = "") -> None:
     """Delete a savepoint."""
-    from ftlayer.checkpoint.storage.removing import dispose_savepoint
+    from ftlayer.checkpoint.storage.loading import dispose_savepoint
 
     _opened(path, storage, one=True)
     if not yes:
@@ -171,7 +171,7 @@ def clean(path: Place, yes: Yes = False, key_file: KeyFile = None, storage: Stor
     """
     from ftlayer.checkpoint.storage.keys import Ownership
     from ftlayer.checkpoint.storage.layout import last_name
-    from ftlayer.checkpoint.storage.removing import job_above, job_directories, left_behind, remove_left
+    from ftlayer.checkpoint.storage.loading import job_above, job_directories, left_behind, remove_left
 
     key = _opened(path, storage, key_file)
     jobs = [(files, *left_behind(files, key)) for files in job_directories(path)]
@@ -306,9 +306,9 @@ def _opened(path: str, storage: str, key_file: Path | None = None, *, one: bool 
         if "" not in sys.path:  # A command finds no module beside it, as a program does.
             sys.path.insert(0, "")
         serve(storage, path, "--storage")
+    from ftlayer.checkpoint.storage.files import open_files
     from ftlayer.checkpoint.storage.layout import METADATA
     from ftlayer.checkpoint.storage.loading import check_directory, located, not_there
-    from ftlayer.checkpoint.storage.remote_files import open_files
 
     check_directory(path)
     if one and open_files(located(path)).size(METADATA) is None:

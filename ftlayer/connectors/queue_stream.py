@@ -14,8 +14,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from ftlayer import __version__
+from ftlayer.checkpoint.storage.files import open_files
 from ftlayer.checkpoint.storage.layout import check_location, normal
-from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.common.printable import shown_url
 from ftlayer.connectors.from_json import MessageReader
 from ftlayer.errors import CheckpointDamagedError, ConfigError, SourceChangedError, SourceError, other_format

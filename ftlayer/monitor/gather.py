@@ -41,8 +41,7 @@ from ftlayer.monitor.rules.health import LATELY_MS
 from ftlayer.monitor.rules.names import VertexView, marked
 from ftlayer.monitor.rules.plans import DEAD, WAITING, check_way_back
 from ftlayer.monitor.sources import VertexSource, short_name
-from ftlayer.records.ipc import as_stream
-from ftlayer.records.sought import says
+from ftlayer.records.ipc import as_stream, says
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules.board import Board
 from ftlayer.vertex.rules.grouping import kind_of

@@ -33,8 +33,7 @@ from ftlayer.errors import (
     UnsupportedError,
 )
 from ftlayer.monitor.announcer import JobAnnouncer, Telling
-from ftlayer.transport.exchange import TokenServer
-from ftlayer.transport.flight_connection import flight_error
+from ftlayer.transport.flight_connection import TokenServer, flight_error
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.vertex import calls
 from ftlayer.vertex.metrics.catalogue import Families

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
-from ftlayer.checkpoint.storage.metadata import JobResult
+from ftlayer.checkpoint.storage.loading import JobResult
 from ftlayer.common.checks import (
     Unstarted,
     UserFacing,

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from ftlayer.checkpoint.dead_letters.letter import LETTER_SCHEMA
-from ftlayer.checkpoint.failure_policy import OnFailure, check_on_failure
+from ftlayer.checkpoint.options import OnFailure, check_on_failure
 from ftlayer.common.checks import member, shown
 from ftlayer.common.rules.restart import RestartStrategy, check_strategy, default_restart
 from ftlayer.config import FTStatus

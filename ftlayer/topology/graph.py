@@ -9,7 +9,7 @@ from functools import cached_property
 import pyarrow as pa
 
 from ftlayer.checkpoint.dead_letters.letter import LETTER_SCHEMA
-from ftlayer.checkpoint.failure_policy import OnFailure
+from ftlayer.checkpoint.options import OnFailure
 from ftlayer.functions.steps import MAIN
 from ftlayer.records.partitioning import Forward, Partitioner, Rebalance
 from ftlayer.topology.job_graph import LETTERS, display_name, outputs_of

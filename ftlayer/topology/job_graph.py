@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ftlayer.checkpoint.failure_policy import FailurePolicy
+from ftlayer.checkpoint.options import FailurePolicy
 from ftlayer.common.checks import shown
 from ftlayer.errors import ConfigError
 from ftlayer.functions.aggregates import KeyedAggregate

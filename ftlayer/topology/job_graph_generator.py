@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Protocol, TypeAlias, cast
 
-from ftlayer.checkpoint.failure_policy import FailurePolicy
+from ftlayer.checkpoint.options import FailurePolicy
 from ftlayer.common.rules.circuit import Limit
 from ftlayer.config import FTStatus
 from ftlayer.errors import InvalidTopologyError, UnsupportedError

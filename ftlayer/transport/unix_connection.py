@@ -165,7 +165,7 @@ SENDING_BYTES = 512 << 10
 
 
 class UnixConnection:
-    """See `ftlayer.transport.exchange.Connection`.
+    """See `ftlayer.transport.flight_connection.Connection`.
 
     `open` raises OSError or an `FTLayerError` where the server is not met: it is on another machine, or it is gone.
     """

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.checkpoint.failure_policy import FailurePolicy
-from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, Retention
+from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, FailurePolicy, Retention
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "checkpointing.md").read_text("utf-8")
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20}

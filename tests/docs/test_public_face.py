@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from ftlayer.checkpoint.dead_letters.letter import DeadLetter
-from ftlayer.checkpoint.storage.metadata import JobResult
+from ftlayer.checkpoint.storage.loading import JobResult
 from ftlayer.common.rules.circuit import CircuitStatus
 from ftlayer.common.rules.restart import NoRestart
 from ftlayer.config import FTStatus, ServeOptions, TopologyOptions, VertexOptions

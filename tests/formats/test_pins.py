@@ -14,9 +14,9 @@ import pytest
 from ftlayer.checkpoint.letters import ChainLetter
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage import dead_letters as letter_table
-from ftlayer.checkpoint.storage import metadata
+from ftlayer.checkpoint.storage import loading as metadata
 from ftlayer.checkpoint.storage import report as last_reports
-from ftlayer.checkpoint.storage.metadata import JobResult
+from ftlayer.checkpoint.storage.loading import JobResult
 from ftlayer.connectors import queue_stream as spool
 from ftlayer.connectors.at_least_once import SentMessage
 from ftlayer.connectors.delta.sink import DeltaMessage

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ftlayer.records.sought import says
+from ftlayer.records.ipc import says
 
 COLUMNS = {
     "string": pa.array(["left", "needle", "right"]),

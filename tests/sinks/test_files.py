@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ftlayer.checkpoint.storage import remote_files
+from ftlayer.checkpoint.storage import files as remote_files
 from ftlayer.checkpoint.storage.files import LocalFiles
 from ftlayer.common.failures import RowsRejected
 from ftlayer.connectors.files import sink as files

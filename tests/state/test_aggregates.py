@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 import ftlayer as ft
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
-from ftlayer.checkpoint.migration import StateMigration
-from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checkpoint.options import CheckpointConfig, StateMigration
 from ftlayer.checkpoint.snapshots import KeyedSnapshot, SubtaskRestore
 from ftlayer.errors import IncompatibleCheckpointError
 from ftlayer.functions import aggregates as tables

@@ -15,13 +15,16 @@ from ftlayer.checkpoint.coordinator import coordinator as completed
 from ftlayer.checkpoint.coordinator.coordinator import CompletedStore
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskRestore, SubtaskSnapshot
-from ftlayer.checkpoint.storage.files import StoragePool
+from ftlayer.checkpoint.storage.files import StoragePool, open_files
 from ftlayer.checkpoint.storage.keys import storage_key
 from ftlayer.checkpoint.storage.layout import pieces_directory
-from ftlayer.checkpoint.storage.loading import find_checkpoints, load_checkpoint, verify_checkpoint
+from ftlayer.checkpoint.storage.loading import (
+    find_checkpoints,
+    load_checkpoint,
+    sweep_earlier_runs,
+    verify_checkpoint,
+)
 from ftlayer.checkpoint.storage.opening import driver_storage, slot_storage
-from ftlayer.checkpoint.storage.remote_files import open_files
-from ftlayer.checkpoint.storage.removing import sweep_earlier_runs
 from ftlayer.errors import CheckpointError
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.opening import open_backend

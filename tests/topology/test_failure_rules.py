@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pyarrow as pa
 import pytest
 
-from ftlayer.checkpoint.failure_policy import FailurePolicy
+from ftlayer.checkpoint.options import FailurePolicy
 from ftlayer.common.rules.circuit import Limit
 from ftlayer.common.rules.restart import FixedDelay
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnsupportedError

@@ -17,8 +17,7 @@ from pyarrow import flight
 
 from ftlayer.transport import sockets
 from ftlayer.transport.address import parse_listen
-from ftlayer.transport.exchange import TokenServer
-from ftlayer.transport.flight_connection import NO_COLUMNS, call_options
+from ftlayer.transport.flight_connection import NO_COLUMNS, TokenServer, call_options
 from ftlayer.transport.sockets import Doorkeeper, Peer
 
 TOKEN = "t" * 32

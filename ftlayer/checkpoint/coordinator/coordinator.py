@@ -47,17 +47,19 @@ from ftlayer.checkpoint.coordinator.events import (
     SavepointRequested,
     SinksCommitted,
     StopRequested,
+    Subtask,
     SubtaskFinished,
     TasksRestarting,
     TasksRestored,
     TasksRunning,
 )
-from ftlayer.checkpoint.coordinator.in_flight import AbortReason, InputHolds, PendingCheckpoints
-from ftlayer.checkpoint.coordinator.statistics import (
+from ftlayer.checkpoint.coordinator.in_flight import (
+    AbortReason,
     CheckpointStage,
+    InputHolds,
     JobFacts,
     PendingCheckpoint,
-    Subtask,
+    PendingCheckpoints,
 )
 from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, Retention
 from ftlayer.checkpoint.snapshots import Checkpoint, Scope, SubtaskSnapshot

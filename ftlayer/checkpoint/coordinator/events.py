@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ftlayer.checkpoint.barrier import Barrier
-from ftlayer.checkpoint.coordinator.statistics import Subtask
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.errors import CheckpointError, FTLayerError
+
+Subtask = tuple[str, int]
+"""Uid of a chain, and the number of one of its subtasks."""
 
 
 class JobEnd(StrEnum):

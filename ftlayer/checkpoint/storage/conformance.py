@@ -25,12 +25,11 @@ from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.custom_storage import CHUNK_BYTES, CheckpointStorage
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, KeyedSnapshot, Piece, Scope, StatePiece, SubtaskSnapshot
-from ftlayer.checkpoint.storage.files import Files
+from ftlayer.checkpoint.storage.files import Files, open_files
 from ftlayer.checkpoint.storage.keys import Ownership, storage_key
 from ftlayer.checkpoint.storage.layout import new_savepoint, pieces_directory
 from ftlayer.checkpoint.storage.loading import load_checkpoint
 from ftlayer.checkpoint.storage.opening import driver_storage, slot_storage
-from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.errors import CheckpointDamagedError, StaleOwnerError
 
 Result = TypeVar("Result")

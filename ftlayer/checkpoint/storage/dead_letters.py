@@ -34,7 +34,7 @@ from ftlayer.checkpoint.letters import (
     LetterKind,
     with_attempt,
 )
-from ftlayer.checkpoint.storage.files import raised
+from ftlayer.checkpoint.storage.files import open_files, raised
 from ftlayer.checkpoint.storage.keys import DIGEST_BYTES, Signer, key_of
 from ftlayer.checkpoint.storage.layout import (
     DEAD_LETTERS,
@@ -46,7 +46,6 @@ from ftlayer.checkpoint.storage.layout import (
     parent,
     part,
 )
-from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.common.printable import shown_url
 from ftlayer.config import MIB
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, IncompatibleCheckpointError, other_format

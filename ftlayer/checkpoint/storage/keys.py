@@ -17,9 +17,8 @@ from hashlib import blake2b
 from typing import Any
 
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.checkpoint.storage.files import Files
+from ftlayer.checkpoint.storage.files import Files, open_files
 from ftlayer.checkpoint.storage.layout import KEY, OWNERS, job_directory, join, parent
-from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.common.printable import shown_url
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, StaleOwnerError
 

@@ -20,28 +20,25 @@ from ftlayer.checkpoint.custom_storage import serve
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, Piece, Scope, SubtaskSnapshot
 from ftlayer.checkpoint.storage import layout
-from ftlayer.checkpoint.storage.files import Files, LocalFiles, StoragePool, raise_together
+from ftlayer.checkpoint.storage.files import Files, LocalFiles, StoragePool, open_files, raise_together
 from ftlayer.checkpoint.storage.keys import Signer, key_of, packed_key
 from ftlayer.checkpoint.storage.loading import (
     all_pieces,
     check_present,
-    fetch_piece,
-    files_of,
-    find_checkpoints,
-    load_checkpoint,
-    open_piece,
-    verify_checkpoint,
-)
-from ftlayer.checkpoint.storage.metadata import encode
-from ftlayer.checkpoint.storage.remote_files import open_files
-from ftlayer.checkpoint.storage.removing import (
     delete_directory,
     delete_savepoint,
     discard_checkpoint,
+    encode,
+    fetch_piece,
+    files_of,
+    find_checkpoints,
     is_bound,
     is_settled,
+    load_checkpoint,
+    open_piece,
     orphans,
     shared_paths,
+    verify_checkpoint,
 )
 from ftlayer.checkpoint.storage.writer import Amplification, FileLane, FileWriter, PieceWriter, given_up
 from ftlayer.common.secret_files import unused

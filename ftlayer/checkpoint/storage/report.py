@@ -10,9 +10,8 @@ from typing import Any
 import msgpack
 
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
-from ftlayer.checkpoint.storage.files import Files, raised
+from ftlayer.checkpoint.storage.files import Files, open_files, raised
 from ftlayer.checkpoint.storage.layout import LAST_REPORT, job_directory, join, last_name
-from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.common.printable import shown_url
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, MalformedRequestError
 from ftlayer.transport.codec import plain_codec

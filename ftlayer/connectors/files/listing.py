@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ftlayer.checkpoint.storage.files import file_system_of, modified_ms
 from ftlayer.checkpoint.storage.layout import is_local, last_name, normal
-from ftlayer.checkpoint.storage.remote_files import file_system_of, modified_ms
 from ftlayer.common.printable import described, raise_from, secrets_in, secrets_of, shown_url
 from ftlayer.connectors.files.pieces import FoundFile
 from ftlayer.errors import ConfigError, SourceError

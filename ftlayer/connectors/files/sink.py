@@ -29,9 +29,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
 from ftlayer.checkpoint.custom_storage import FileStatus
-from ftlayer.checkpoint.storage.files import FileOutput, Files, StoragePool, raise_together
+from ftlayer.checkpoint.storage.files import FileOutput, Files, StoragePool, open_files, raise_together
 from ftlayer.checkpoint.storage.layout import check_location, join, last_name, normal, parent, part
-from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.common.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.connectors.at_least_once import as_json
 from ftlayer.connectors.fitting import MISFITS, whole_or_refused

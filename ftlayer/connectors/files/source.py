@@ -18,8 +18,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from ftlayer.checkpoint.custom_storage import FileStatus
+from ftlayer.checkpoint.storage.files import open_files
 from ftlayer.checkpoint.storage.layout import check_location, join, normal
-from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.common.checks import (
     MOST_BYTES,
     Duration,

@@ -18,9 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ftlayer.checkpoint.storage.files import Files
+from ftlayer.checkpoint.storage.files import Files, open_files
 from ftlayer.checkpoint.storage.layout import join, normal, parent, part
-from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.common.checks import Duration, check_bool, check_text, duration_ms
 from ftlayer.common.failures import RowsRejected
 from ftlayer.common.printable import hides_secrets

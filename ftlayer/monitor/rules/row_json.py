@@ -36,7 +36,7 @@ import pyarrow as pa
 
 from ftlayer.common.checks import shown
 from ftlayer.errors import ConfigError
-from ftlayer.records.sought import is_binary, is_list, is_string
+from ftlayer.records.ipc import is_binary, is_list, is_string
 
 BASE64, JSON = "base64", "json"
 """The keys under which bytes stand, and the structure that a text has as JSON."""

@@ -17,9 +17,9 @@ from ftlayer.errors import FTLayerError, MalformedRequestError, ProtocolError
 from ftlayer.runtime.protocol.channel_frames import PROTOCOL, decode_from_slot, encode
 from ftlayer.runtime.protocol.messages import Cancel, FromSlot, Hello, SlotFailed, ToSlot
 from ftlayer.transport.address import Address
-from ftlayer.transport.exchange import TokenServer
 from ftlayer.transport.flight_connection import (
     TRANSPORT_ERRORS,
+    TokenServer,
     WriterThread,
     failure_text,
     flight_error,

@@ -14,7 +14,7 @@ from ftlayer.checkpoint.coordinator.events import (
     StopRequested,
 )
 from ftlayer.checkpoint.snapshots import Checkpoint
-from ftlayer.checkpoint.storage.metadata import JobResult
+from ftlayer.checkpoint.storage.loading import JobResult
 from ftlayer.common.checks import Duration, UserFacing, check_text, wait_seconds
 from ftlayer.errors import CheckpointError, FTLayerError
 from ftlayer.runtime.driver.rules.events import JobState

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeAlias, assert_never
 
-from ftlayer.checkpoint.storage.metadata import JobResult
+from ftlayer.checkpoint.storage.loading import JobResult
 from ftlayer.common.clock import mono_ms
 from ftlayer.common.printable import letters_text
 from ftlayer.common.rules.histogram import LATENCY_BOUNDS, Exemplar

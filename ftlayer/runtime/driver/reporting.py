@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from ftlayer import __version__
-from ftlayer.checkpoint.coordinator.statistics import CheckpointState
+from ftlayer.checkpoint.coordinator.in_flight import CheckpointState
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.common.printable import shortened, shown_url
 from ftlayer.errors import UnsupportedError

@@ -18,11 +18,13 @@ from ftlayer.runtime.slot.roster import Roster, StreamHeader
 from ftlayer.runtime.slot.rules.events import CreditCame, Event, FrameCame, LinkBroke
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.transport.address import Address
-from ftlayer.transport.exchange import Connection, Exchange, TokenServer
 from ftlayer.transport.flight_connection import (
     TRANSPORT_ERRORS,
+    Connection,
     Endpoint,
+    Exchange,
     FlightConnection,
+    TokenServer,
     WriterThread,
     failure_text,
     flight_error,

@@ -104,8 +104,7 @@ from ftlayer.runtime.task.mode import TaskMode
 from ftlayer.topology.job_graph import JobGraph, placed
 from ftlayer.topology.operators import Source
 from ftlayer.transport.address import Address, parse_address
-from ftlayer.transport.exchange import Exchange
-from ftlayer.transport.flight_connection import Endpoint, FlightConnection, poll_in_place
+from ftlayer.transport.flight_connection import Endpoint, Exchange, FlightConnection, poll_in_place
 from ftlayer.transport.frames import pack
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.transport.unix_connection import remove_dead_sockets

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, cast
 import msgpack
 import numpy as np
 
-from ftlayer.checkpoint.migration import FIRST_VERSION, StateMigration
+from ftlayer.checkpoint.options import FIRST_VERSION, StateMigration
 from ftlayer.checkpoint.snapshots import KeyedSnapshot, StatePiece, TableInfo
 from ftlayer.checkpoint.storage.opening import SlotStorage
 from ftlayer.common.checks import check_named

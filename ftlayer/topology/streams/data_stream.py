@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 import pyarrow as pa
 
 from ftlayer.checkpoint.dead_letters.letter import LETTER_SCHEMA
-from ftlayer.checkpoint.failure_policy import OnFailure
+from ftlayer.checkpoint.options import OnFailure
 from ftlayer.common.checks import (
     Duration,
     Unstarted,

@@ -46,7 +46,7 @@ from ftlayer.errors import (
     UnsupportedError,
     VertexError,
 )
-from ftlayer.records.sought import says
+from ftlayer.records.ipc import says
 from ftlayer.vertex import calls
 from ftlayer.vertex.acker import ExactTracker
 from ftlayer.vertex.rules import audit

@@ -29,9 +29,9 @@ from ftlayer.config import TCP_LISTEN, ServeOptions, VertexOptions
 from ftlayer.errors import ConfigError, FTLayerError, MalformedRequestError, VertexUnavailableError
 from ftlayer.records.traced import attempt_span, record_span, trace_of
 from ftlayer.transport.address import Address, parse_listen
-from ftlayer.transport.exchange import TokenServer
 from ftlayer.transport.flight_connection import (
     TRANSPORT_ERRORS,
+    TokenServer,
     WriterThread,
     error_frame,
     flight_error,

@@ -21,7 +21,7 @@ from ftlayer.checkpoint.coordinator.events import (
     TasksRunning,
     Trigger,
 )
-from ftlayer.checkpoint.coordinator.statistics import JobFacts
+from ftlayer.checkpoint.coordinator.in_flight import JobFacts
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, Committable, OperatorInfo, SubtaskSnapshot
 from ftlayer.common.clock import Now

@@ -27,7 +27,7 @@ from ftlayer.checkpoint.coordinator.events import (
     TasksRestored,
     TasksRunning,
 )
-from ftlayer.checkpoint.coordinator.statistics import HISTORY, CheckpointState
+from ftlayer.checkpoint.coordinator.in_flight import HISTORY, CheckpointState
 from ftlayer.checkpoint.options import Retention
 from ftlayer.checkpoint.snapshots import SnapshotTimes, SubtaskSnapshot
 from ftlayer.vertex.calls.jobs import CheckpointDetails

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier, SnapshotKind
-from ftlayer.checkpoint.handlers.making import (
+from ftlayer.checkpoint.handlers import (
     AllBarriers,
     BarrierHandler,
     BlockChannel,

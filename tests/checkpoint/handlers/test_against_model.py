@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier, CancelMarker, SnapshotKind
-from ftlayer.checkpoint.handlers.making import (
+from ftlayer.checkpoint.handlers import (
     AllBarriers,
     BarrierHandler,
     BlockChannel,

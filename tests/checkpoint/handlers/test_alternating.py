@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier, SnapshotKind
-from ftlayer.checkpoint.handlers.making import AllBarriers, AlternatingHandler, TakeSnapshot
+from ftlayer.checkpoint.handlers import AllBarriers, AlternatingHandler, TakeSnapshot
 
 TABLES = {
     "unaligned from the beginning": """

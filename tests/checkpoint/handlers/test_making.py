@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftlayer.checkpoint.handlers.making import (
+from ftlayer.checkpoint.handlers import (
     AlignedHandler,
     AlternatingHandler,
     TrackingHandler,

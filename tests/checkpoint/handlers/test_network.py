@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier, CancelMarker, SnapshotKind
-from ftlayer.checkpoint.handlers.making import (
+from ftlayer.checkpoint.handlers import (
     AllBarriers,
     BarrierHandler,
     BlockChannel,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftlayer.checkpoint.barrier import Barrier
-from ftlayer.checkpoint.handlers.making import MAX_TRACKED, TOO_MANY, GiveUp, TakeSnapshot, TrackingHandler
+from ftlayer.checkpoint.handlers import MAX_TRACKED, TOO_MANY, GiveUp, TakeSnapshot, TrackingHandler
 
 TABLES = {
     "nothing is blocked": """

@@ -20,10 +20,9 @@ from ftlayer.checkpoint import custom_storage
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, KeyedSnapshot, Piece, StatePiece, SubtaskSnapshot
-from ftlayer.checkpoint.storage.files import Files
+from ftlayer.checkpoint.storage.files import Files, open_files
 from ftlayer.checkpoint.storage.keys import storage_key
 from ftlayer.checkpoint.storage.opening import DriverStorage, SlotStorage, driver_storage, slot_storage
-from ftlayer.checkpoint.storage.remote_files import open_files
 
 JOB = "job"
 RUN = "run-1"

@@ -25,9 +25,9 @@ from ftlayer.checkpoint.snapshots import (
     StatePiece,
     TableInfo,
 )
+from ftlayer.checkpoint.storage.files import open_files
 from ftlayer.checkpoint.storage.keys import take_over
 from ftlayer.checkpoint.storage.layout import new_savepoint
-from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.checkpoint.storage.report import details
 from ftlayer.cli.main import app
 from ftlayer.errors import StaleOwnerError

@@ -13,9 +13,9 @@ import pytest
 
 from ftlayer.checkpoint.snapshots import ChannelState, Piece, Scope
 from ftlayer.checkpoint.storage import files as local_files
+from ftlayer.checkpoint.storage.files import open_files
 from ftlayer.checkpoint.storage.layout import new_savepoint, pieces_directory
 from ftlayer.checkpoint.storage.loading import load_checkpoint
-from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.errors import (
     CheckpointDamagedError,
     CheckpointStorageError,

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Piece, Scope
+from ftlayer.checkpoint.storage.files import open_files
 from ftlayer.checkpoint.storage.layout import (
     FileName,
     check_location,
@@ -26,7 +27,6 @@ from ftlayer.checkpoint.storage.layout import (
     scheme_of,
 )
 from ftlayer.checkpoint.storage.opening import absolute, slot_storage
-from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.checkpoint.storage.writer import Amplification
 from ftlayer.errors import ConfigError
 

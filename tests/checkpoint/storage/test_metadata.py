@@ -26,8 +26,7 @@ from ftlayer.checkpoint.snapshots import (
 )
 from ftlayer.checkpoint.storage.keys import DIGEST_BYTES, Signer, key_of, storage_key
 from ftlayer.checkpoint.storage.layout import new_savepoint
-from ftlayer.checkpoint.storage.loading import load_checkpoint
-from ftlayer.checkpoint.storage.metadata import HEADER_BYTES, decode, encode, read_header
+from ftlayer.checkpoint.storage.loading import HEADER_BYTES, decode, encode, load_checkpoint, read_header
 from ftlayer.checkpoint.storage.opening import driver_storage
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, IncompatibleCheckpointError
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.checkpoint.snapshots import Scope
-from ftlayer.checkpoint.storage.remote_files import open_files
-from ftlayer.checkpoint.storage.removing import is_bound, is_settled, orphans, sweep_earlier_runs
+from ftlayer.checkpoint.storage.files import open_files
+from ftlayer.checkpoint.storage.loading import is_bound, is_settled, orphans, sweep_earlier_runs
 from ftlayer.errors import CheckpointStorageError
 
 SLOTS = 2

@@ -18,9 +18,9 @@ from ftlayer.checkpoint import custom_storage
 from ftlayer.checkpoint.custom_storage import FileStatus
 from ftlayer.checkpoint.storage import conformance
 from ftlayer.checkpoint.storage.conformance import CheckpointStorageConformance
+from ftlayer.checkpoint.storage.files import open_files
 from ftlayer.checkpoint.storage.keys import Ownership
 from ftlayer.checkpoint.storage.opening import load_checkpoint, slot_storage
-from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.cli.main import app
 from ftlayer.errors import CheckpointStorageError, ConfigError
 

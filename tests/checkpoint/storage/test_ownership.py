@@ -15,9 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlayer.checkpoint.custom_storage import FileStatus
-from ftlayer.checkpoint.storage.files import Files
+from ftlayer.checkpoint.storage.files import Files, open_files
 from ftlayer.checkpoint.storage.keys import Ownership, take_over
-from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, StaleOwnerError
 
 

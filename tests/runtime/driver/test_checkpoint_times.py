@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.checkpoint.coordinator.statistics import HISTORY, CheckpointState
+from ftlayer.checkpoint.coordinator.in_flight import HISTORY, CheckpointState
 from ftlayer.runtime.driver.rules.job_status import WHOLE, CheckpointTimes
 from ftlayer.vertex.calls.jobs import CheckpointDetails, SubtaskCheckpointDetails
 

@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
-from ftlayer.checkpoint.migration import StateMigration
-from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checkpoint.options import CheckpointConfig, StateMigration
 from ftlayer.checkpoint.snapshots import SubtaskRestore
 from ftlayer.errors import ConfigError, IncompatibleCheckpointError
 from ftlayer.state.contract import BackendSnapshot, BackendSpec

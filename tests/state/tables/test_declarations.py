@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlayer.checkpoint.barrier import Barrier
-from ftlayer.checkpoint.migration import StateMigration
-from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checkpoint.options import CheckpointConfig, StateMigration
 from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState, SubtaskRestore
 from ftlayer.errors import ConfigError, IncompatibleCheckpointError
 from ftlayer.records.partitioning import groups_of

@@ -17,7 +17,7 @@ from ftlayer.monitor.rules.names import JobNames
 from ftlayer.monitor.rules.plans import LetterGroup
 from ftlayer.monitor.rules.row_json import json_of_column, json_of_row
 from ftlayer.records.ids import Explanation
-from ftlayer.records.sought import is_string
+from ftlayer.records.ipc import is_string
 from ftlayer.vertex.calls import AuditEntry, RecordInfo
 from ftlayer.vertex.calls.jobs import Hour, JobDetails
 from ftlayer.vertex.calls.records import DeadGroup

@@ -51,9 +51,8 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, Restore, SubtaskSnapshot
 from ftlayer.checkpoint.storage.keys import Ownership
 from ftlayer.checkpoint.storage.layout import new_savepoint, pieces_directory
-from ftlayer.checkpoint.storage.metadata import JobResult, put_result
+from ftlayer.checkpoint.storage.loading import JobResult, put_result, sweep_earlier_runs
 from ftlayer.checkpoint.storage.opening import DriverStorage
-from ftlayer.checkpoint.storage.removing import sweep_earlier_runs
 from ftlayer.common.clock import system_now
 from ftlayer.common.printable import described, shown_url
 from ftlayer.common.rules.restart import lasting

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from ftlayer.checkpoint.migration import may_leave
+from ftlayer.checkpoint.options import may_leave
 from ftlayer.checkpoint.snapshots import Checkpoint, Committable, SubtaskSnapshot
 from ftlayer.common.printable import described, text_of
 from ftlayer.errors import (

@@ -5,16 +5,21 @@ from __future__ import annotations
 import logging
 
 from ftlayer.checkpoint.coordinator.coordinator import CheckpointCoordinator
-from ftlayer.checkpoint.coordinator.statistics import JobFacts
+from ftlayer.checkpoint.coordinator.in_flight import JobFacts
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
-from ftlayer.checkpoint.storage.files import NAMED
+from ftlayer.checkpoint.storage.files import NAMED, open_files
 from ftlayer.checkpoint.storage.keys import key_of, storage_key, take_over
 from ftlayer.checkpoint.storage.layout import METADATA, checkpoint_number, last_name, pieces_directory
-from ftlayer.checkpoint.storage.loading import load_checkpoint, read_each
-from ftlayer.checkpoint.storage.metadata import JobResult, find_result, forget_result, remains
+from ftlayer.checkpoint.storage.loading import (
+    JobResult,
+    find_result,
+    forget_result,
+    load_checkpoint,
+    read_each,
+    remains,
+)
 from ftlayer.checkpoint.storage.opening import DriverStorage, absolute, driver_storage
-from ftlayer.checkpoint.storage.remote_files import open_files
 from ftlayer.common.checks import check_named
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, ConfigError
 from ftlayer.functions.handles import SUFFIX as TTL_SUFFIX

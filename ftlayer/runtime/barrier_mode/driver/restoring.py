@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from ftlayer.checkpoint.migration import may_leave
+from ftlayer.checkpoint.options import may_leave
 from ftlayer.checkpoint.snapshots import (
     ChannelState,
     Checkpoint,
@@ -22,7 +22,7 @@ from ftlayer.checkpoint.snapshots import (
     SubtaskRestore,
     SubtaskSnapshot,
 )
-from ftlayer.checkpoint.storage.metadata import utc_text
+from ftlayer.checkpoint.storage.loading import utc_text
 from ftlayer.common.printable import shown_url
 from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError
 from ftlayer.functions.handles import plain_name

@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.dead_letters.letter import LETTER_SCHEMA, DeadLetter, row_of, shown_record
-from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, LetterKind
+from ftlayer.checkpoint.options import FailurePolicy
 from ftlayer.checkpoint.snapshots import SinkPart, SubtaskRestore, SubtaskSnapshot
 from ftlayer.checkpoint.storage.writer import PieceWriter
 from ftlayer.common.clock import Now

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from ftlayer.checkpoint.coordinator.events import CheckpointEvent
 from ftlayer.checkpoint.snapshots import Checkpoint
-from ftlayer.checkpoint.storage.metadata import JobResult
+from ftlayer.checkpoint.storage.loading import JobResult
 from ftlayer.common.rules.restart import RestartStrategy
 from ftlayer.errors import ConfigError, FTLayerError
 from ftlayer.runtime.driver.rules.events import Event, JobInstruction, JobState, Over, Said

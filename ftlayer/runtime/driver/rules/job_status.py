@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ftlayer.checkpoint.coordinator.statistics import CheckpointState
+from ftlayer.checkpoint.coordinator.in_flight import CheckpointState
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.common.printable import html_table, shown_url
 from ftlayer.common.rules.circuit import CircuitState, CircuitStatus, together

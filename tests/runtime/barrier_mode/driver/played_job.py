@@ -15,9 +15,8 @@ from unittest.mock import Mock
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 
-from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import ChainLetter
-from ftlayer.checkpoint.options import CheckpointConfig, Retention
+from ftlayer.checkpoint.options import CheckpointConfig, FailurePolicy, Retention
 from ftlayer.checkpoint.snapshots import Committable, SubtaskSnapshot
 from ftlayer.common.rules.restart import NoRestart, RestartStrategy
 from ftlayer.config import TopologyOptions

@@ -12,14 +12,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from ftlayer.checkpoint.failure_policy import FailurePolicy
-from ftlayer.checkpoint.options import CheckpointConfig, Retention
+from ftlayer.checkpoint.options import CheckpointConfig, FailurePolicy, Retention
 from ftlayer.checkpoint.storage import opening
 from ftlayer.checkpoint.storage.files import LocalFiles
 from ftlayer.checkpoint.storage.keys import Ownership, Signer, key_of, packed_key
 from ftlayer.checkpoint.storage.layout import OWNERS, checkpoint_number, last_name, pieces_directory
-from ftlayer.checkpoint.storage.loading import load_checkpoint
-from ftlayer.checkpoint.storage.metadata import encode
+from ftlayer.checkpoint.storage.loading import encode, load_checkpoint
 from ftlayer.errors import (
     CheckpointDamagedError,
     CheckpointError,

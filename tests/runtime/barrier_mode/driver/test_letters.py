@@ -14,9 +14,8 @@ import pyarrow as pa
 import pytest
 from rules_client import RulesClient
 
-from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import ChainLetter, LetterKind
-from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checkpoint.options import CheckpointConfig, FailurePolicy
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.checkpoint.storage.dead_letters import LettersInMemory, StoredLetters, stored_letters
 from ftlayer.checkpoint.storage.files import LocalFiles

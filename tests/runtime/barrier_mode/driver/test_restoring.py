@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.checkpoint.failure_policy import FailurePolicy
+from ftlayer.checkpoint.options import FailurePolicy
 from ftlayer.checkpoint.snapshots import (
     ChannelState,
     Checkpoint,

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from ftlayer.checkpoint.barrier import Barrier
-from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import ChainLetter
+from ftlayer.checkpoint.options import FailurePolicy
 from ftlayer.checkpoint.snapshots import (
     KeyedSnapshot,
     OperatorState,

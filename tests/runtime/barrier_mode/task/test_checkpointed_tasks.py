@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
-from ftlayer.checkpoint.failure_policy import FailurePolicy
+from ftlayer.checkpoint.options import FailurePolicy
 from ftlayer.checkpoint.snapshots import (
     Committable,
     SinkPart,

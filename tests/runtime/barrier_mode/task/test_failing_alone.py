@@ -11,8 +11,8 @@ import pytest
 from chain_shell import ROW, ModelBackend, sent
 from chain_shell import FailingChain as Task
 
-from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import ChainLetter, LetterKind
+from ftlayer.checkpoint.options import FailurePolicy
 from ftlayer.common.failures import PermanentFailure
 from ftlayer.common.rules.circuit import CircuitState, CircuitStatus
 from ftlayer.functions.current import current_record

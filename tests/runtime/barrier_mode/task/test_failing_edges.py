@@ -13,9 +13,8 @@ import pytest
 from chain_shell import IN, ROW, FailingChain, ModelBackend, sent
 
 from ftlayer.checkpoint.barrier import Barrier
-from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import LetterKind
-from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checkpoint.options import CheckpointConfig, FailurePolicy
 from ftlayer.checkpoint.snapshots import KeyedSnapshot, SubtaskRestore, TableInfo
 from ftlayer.checkpoint.storage.opening import slot_storage
 from ftlayer.common.failures import PermanentFailure, RetryLater

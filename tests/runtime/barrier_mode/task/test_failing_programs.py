@@ -37,9 +37,8 @@ from memory_storage import MemoryStorage
 from pyspark.sql.datasource import WriterCommitMessage
 
 from ftlayer.checkpoint.barrier import Barrier
-from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import ChainLetter, LetterKind
-from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checkpoint.options import CheckpointConfig, FailurePolicy
 from ftlayer.checkpoint.snapshots import SubtaskRestore, SubtaskSnapshot
 from ftlayer.common.failures import RowsRejected
 from ftlayer.functions.data_sources import DataSourceStreamArrowWriter

@@ -25,7 +25,7 @@ from barrier_world import World
 
 from ftlayer.checkpoint.barrier import SnapshotKind
 from ftlayer.checkpoint.coordinator.events import CheckpointRequested, SavepointRequested, StopRequested
-from ftlayer.checkpoint.coordinator.statistics import CheckpointState
+from ftlayer.checkpoint.coordinator.in_flight import CheckpointState
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CheckpointError, CommitFailedError, IncompatibleCheckpointError, JobError

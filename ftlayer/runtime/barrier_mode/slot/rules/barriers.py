@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeAlias
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier
-from ftlayer.checkpoint.handlers.making import (
+from ftlayer.checkpoint.handlers import (
     AllBarriers,
     BarrierHandler,
     BlockChannel,

@@ -11,8 +11,8 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import ChainLetter, LetterKind
+from ftlayer.checkpoint.options import FailurePolicy
 from ftlayer.common.clock import Now
 from ftlayer.common.rules.circuit import CircuitStatus
 from ftlayer.errors import IncompatibleCheckpointError

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, LetterKind, with_attempt
+from ftlayer.checkpoint.options import FailurePolicy
 from ftlayer.common.clock import Now
 from ftlayer.common.failures import PermanentFailure
 from ftlayer.common.printable import described
