@@ -34,9 +34,9 @@ if TYPE_CHECKING:
         ListHandle,
         MapHandle,
         ReducingHandle,
-        StateTtl,
         ValueHandle,
     )
+    from ftlayer.functions.keyed import StateTtl
     from ftlayer.functions.process import (
         LAST_WATERMARK_MS,
         Context,
@@ -164,7 +164,8 @@ _MODULES = {
         "ftlayer.checkpoint.dead_letters.reader": "DeadLetterReader",
         "ftlayer.functions.aggregate_calls": "Aggregate count max mean min sum",
         "ftlayer.functions.current": "CurrentRecord current_record",
-        "ftlayer.functions.handles": "AggregatingHandle ListHandle MapHandle ReducingHandle StateTtl ValueHandle",
+        "ftlayer.functions.handles": "AggregatingHandle ListHandle MapHandle ReducingHandle ValueHandle",
+        "ftlayer.functions.keyed": "StateTtl",
         "ftlayer.functions.process": "LAST_WATERMARK_MS Context CoProcessFunction KeyTimers ProcessFunction",
         "ftlayer.functions.windows": "Window",
         "ftlayer.runtime.driver.rules.events": "JobState",

@@ -24,15 +24,23 @@ from ftlayer.functions.handles import (
     Own,
     ReducingHandle,
     Result,
-    Stamped,
-    StateTtl,
     Value,
     ValueHandle,
+)
+from ftlayer.functions.keyed import (
+    Key,
+    KeyedState,
+    ListTable,
+    MapTable,
+    OperatorStates,
+    Stamped,
+    StateTtl,
+    Timers,
     is_expired,
     lifetime_ms,
+    owned_all,
     table_name,
 )
-from ftlayer.functions.keyed import Key, KeyedState, ListTable, MapTable, OperatorStates, Timers, owned_all
 from ftlayer.functions.undo import value_handle
 
 Aggregated = TypeVar("Aggregated")

@@ -20,7 +20,7 @@ from ftlayer.common.rules.circuit import CircuitStatus
 from ftlayer.common.rules.restart import NoRestart
 from ftlayer.config import FTStatus, ServeOptions, TopologyOptions, VertexOptions
 from ftlayer.functions.current import CurrentRecord
-from ftlayer.functions.handles import StateTtl
+from ftlayer.functions.keyed import StateTtl
 from ftlayer.functions.process import Context, ProcessFunction
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_thread import JobThread

@@ -18,8 +18,7 @@ from ftlayer.checkpoint.snapshots import SubtaskRestore
 from ftlayer.checkpoint.storage.opening import slot_storage
 from ftlayer.functions.chains.preparing import REDUCE_TABLE
 from ftlayer.functions.chains.topology import TopologyChain
-from ftlayer.functions.handles import StateTtl
-from ftlayer.functions.keyed import owned
+from ftlayer.functions.keyed import StateTtl, owned
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Process, Reduce
 from ftlayer.functions.undo import UndoLog

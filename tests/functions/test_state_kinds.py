@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from ftlayer.errors import ConfigError, UnsupportedError
-from ftlayer.functions.handles import StateTtl, holds_stamped, is_expired, table_name
+from ftlayer.functions.keyed import StateTtl, holds_stamped, is_expired, table_name
 from ftlayer.functions.process import Context
 from ftlayer.state.heap import HeapBackend
 

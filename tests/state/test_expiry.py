@@ -15,8 +15,7 @@ from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import SubtaskRestore
 from ftlayer.errors import ConfigError
-from ftlayer.functions.handles import StateTtl, table_name
-from ftlayer.functions.keyed import Backend
+from ftlayer.functions.keyed import Backend, StateTtl, table_name
 from ftlayer.functions.process import ExpiringList, ExpiringMap, ExpiringValue
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.opening import LayeredBackend, open_backend

@@ -25,7 +25,7 @@ from ftlayer.checkpoint.storage.opening import SlotStorage
 from ftlayer.checkpoint.storage.writer import PieceWriter
 from ftlayer.config import MIB
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, SnapshotCancelledError
-from ftlayer.functions.handles import holds_stamped, is_expired
+from ftlayer.functions.keyed import holds_stamped, is_expired
 from ftlayer.state.contract import BackendSnapshot, BackendSpec
 from ftlayer.state.snapshots import entries
 from ftlayer.state.snapshots.entries import (

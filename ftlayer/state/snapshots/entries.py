@@ -28,8 +28,7 @@ from ftlayer.errors import (
     IncompatibleCheckpointError,
     StateSerializationError,
 )
-from ftlayer.functions.handles import holds_stamped, plain_name
-from ftlayer.functions.keyed import Key
+from ftlayer.functions.keyed import Key, holds_stamped, plain_name
 from ftlayer.records.ids import I64Array
 from ftlayer.records.kernels import native
 from ftlayer.state.contract import BackendSpec

@@ -18,8 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ftlayer.errors import ConfigError, IncompatibleCheckpointError
-from ftlayer.functions.handles import plain_name
-from ftlayer.functions.keyed import ATOMS, Key, StateCache, is_immutable
+from ftlayer.functions.keyed import ATOMS, Key, StateCache, is_immutable, plain_name
 from ftlayer.state.tables.layers import NOTHING, LayeredTable
 
 logger = logging.getLogger(__name__)

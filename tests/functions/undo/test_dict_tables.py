@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.errors import StateSerializationError, UnsupportedError
-from ftlayer.functions.handles import StateTtl, ValueHandle
-from ftlayer.functions.keyed import Backend, is_immutable
+from ftlayer.functions.handles import ValueHandle
+from ftlayer.functions.keyed import Backend, StateTtl, is_immutable
 from ftlayer.functions.process import Context
 from ftlayer.functions.undo import (
     ABSENT,

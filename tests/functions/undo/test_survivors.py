@@ -21,7 +21,7 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.functions.aggregates import AggregatePlan
 from ftlayer.functions.chains.firing import DueTimers, FiredTimers
 from ftlayer.functions.chains.topology import TopologyChain, TopologyResult
-from ftlayer.functions.handles import StateTtl
+from ftlayer.functions.keyed import StateTtl
 from ftlayer.functions.process import LAST_WATERMARK_MS, CoProcessFunction
 from ftlayer.functions.steps import CoProcess, Map, Process
 from ftlayer.functions.undo import LateFailure, UndoLog, in_pieces

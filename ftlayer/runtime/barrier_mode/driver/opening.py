@@ -22,7 +22,7 @@ from ftlayer.checkpoint.storage.loading import (
 from ftlayer.checkpoint.storage.opening import DriverStorage, absolute, driver_storage
 from ftlayer.common.checks import check_named
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, ConfigError
-from ftlayer.functions.handles import SUFFIX as TTL_SUFFIX
+from ftlayer.functions.keyed import SUFFIX as TTL_SUFFIX
 from ftlayer.runtime.barrier_mode.driver.checkpointing import JobCheckpointParts
 from ftlayer.runtime.barrier_mode.driver.committing import Committer, resealed
 from ftlayer.runtime.barrier_mode.driver.letters import open_letters

@@ -25,7 +25,7 @@ from ftlayer.checkpoint.snapshots import (
 from ftlayer.checkpoint.storage.loading import utc_text
 from ftlayer.common.printable import shown_url
 from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError
-from ftlayer.functions.handles import plain_name
+from ftlayer.functions.keyed import plain_name
 from ftlayer.records.partitioning import (
     Broadcast,
     Custom,
