@@ -6,17 +6,17 @@ Streaming. AMQP, HTTP and MQTT are sent each record at least once, by functions;
 for AMQP and MQTT write, too.
 """
 
-from ftlayer.connectors.amqp.sink import AmqpSink
-from ftlayer.connectors.delta.sink import DeltaDataSource, DeltaMessage, DeltaSink
+from ftlayer.connectors.amqp import AmqpSink
+from ftlayer.connectors.delta import DeltaDataSource, DeltaMessage, DeltaSink
 from ftlayer.connectors.files.sink import FileDataSource, FileMessage, FileSink
 from ftlayer.connectors.http.sink import HttpSink
-from ftlayer.connectors.iceberg.sink import IcebergDataSource, IcebergMessage, IcebergSink
-from ftlayer.connectors.kafka.messages import KafkaMessage
+from ftlayer.connectors.iceberg import IcebergDataSource, IcebergMessage, IcebergSink
+from ftlayer.connectors.kafka.client import KafkaMessage
 from ftlayer.connectors.kafka.sink import KafkaSink
-from ftlayer.connectors.mqtt.sink import MqttSink
+from ftlayer.connectors.mqtt import MqttSink
 from ftlayer.connectors.nats.sink import NatsMessage, NatsSink
 from ftlayer.connectors.postgres.sink import PostgresDataSource, PostgresMessage, PostgresSink
-from ftlayer.connectors.redis.sink import RedisMessage, RedisSink
+from ftlayer.connectors.redis import RedisMessage, RedisSink
 
 __all__ = [
     "AmqpSink",

@@ -4,7 +4,7 @@ They are for `StreamEnvironment.source` in both modes, and those with a Data Sou
 `KafkaSource`) for wrapped queries and plain Structured Streaming too.
 """
 
-from ftlayer.connectors.amqp.source import AmqpDataSource, AmqpSource
+from ftlayer.connectors.amqp import AmqpDataSource, AmqpSource
 from ftlayer.connectors.files.source import FilesDataSource, FilesSource
 from ftlayer.connectors.from_json import FromJson
 from ftlayer.connectors.http.pull import (
@@ -15,7 +15,7 @@ from ftlayer.connectors.http.pull import (
 )
 from ftlayer.connectors.http.webhook import HmacSignature, WebhookDataSource, WebhookSource
 from ftlayer.connectors.kafka.source import KafkaDataSource, KafkaSource
-from ftlayer.connectors.mqtt.source import MqttDataSource, MqttSource
+from ftlayer.connectors.mqtt import MqttDataSource, MqttSource
 from ftlayer.connectors.nats.source import NatsDataSource, NatsSource
 from ftlayer.connectors.postgres.changes_reader import PostgresChangesSource
 from ftlayer.connectors.postgres.source import (
@@ -23,8 +23,8 @@ from ftlayer.connectors.postgres.source import (
     PostgresTableDataSource,
     PostgresTableSource,
 )
-from ftlayer.connectors.redis.source import RedisDataSource, RedisSource
-from ftlayer.connectors.tail.source import TailDataSource, TailSource
+from ftlayer.connectors.redis import RedisDataSource, RedisSource
+from ftlayer.connectors.tail import TailDataSource, TailSource
 
 __all__ = [
     "AmqpDataSource",

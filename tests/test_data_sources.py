@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.common.checks import Duration
-from ftlayer.connectors.data_source import QueueDataSource
+from ftlayer.connectors.queue_stream import QueueDataSource
 from ftlayer.errors import ConfigError, UnsupportedError
 from ftlayer.functions.data_sources import (
     HAS_LIMITS,

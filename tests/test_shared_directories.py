@@ -16,7 +16,7 @@ import pytest
 from ftlayer.checkpoint.storage.files import LocalFiles
 from ftlayer.checkpoint.storage.opening import LOCK, LocalCopies
 from ftlayer.common.secret_files import read_own_secret
-from ftlayer.connectors.tail.source import ROTATED, LocalDisk
+from ftlayer.connectors.tail import ROTATED, LocalDisk
 from ftlayer.errors import ConfigError
 from ftlayer.runtime.slot.black_box import FORGOTTEN_S, BlackBox, box_directory, deaths_of
 from ftlayer.state.lmdb.stores import LocalDirectory

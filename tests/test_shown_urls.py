@@ -24,13 +24,11 @@ from ftlayer.cli.main import app
 from ftlayer.common.printable import secrets_of, shown_url, without_secrets
 from ftlayer.common.rules.telemetry_settings import Tracing, check_endpoint
 from ftlayer.common.telemetry import open_spans
-from ftlayer.connectors.amqp import client as amqp
+from ftlayer.connectors import amqp, mqtt, redis
 from ftlayer.connectors.http.sink import check_request
 from ftlayer.connectors.kafka.client import Brokers, check_properties
-from ftlayer.connectors.mqtt import client as mqtt
 from ftlayer.connectors.nats import client as nats
 from ftlayer.connectors.postgres import client as postgres
-from ftlayer.connectors.redis import client as redis
 from ftlayer.errors import ConfigError
 from ftlayer.sinks import (
     AmqpSink,

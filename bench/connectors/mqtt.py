@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.connectors.broker import BODY, FETCHED, Served, free_port, is_listening
 from bench.jobs import wait_until
-from ftlayer.connectors.mqtt.source import MqttReader
+from ftlayer.connectors.mqtt import MqttReader
 from ftlayer.sources import MqttSource
 from ftlayer.topology.operators import Member
 

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgpack
 import pyarrow as pa
@@ -16,12 +16,23 @@ from pyspark.sql.datasource import InputPartition
 from ftlayer import __version__
 from ftlayer.checkpoint.storage.files import open_files
 from ftlayer.checkpoint.storage.layout import check_location, normal
+from ftlayer.common.checks import check_text
 from ftlayer.common.printable import shown_url
-from ftlayer.connectors.from_json import MessageReader
+from ftlayer.connectors.from_json import JSON_OPTIONS, MessageReader, with_schema
 from ftlayer.errors import CheckpointDamagedError, ConfigError, SourceChangedError, SourceError, other_format
-from ftlayer.functions.data_sources import ReadLimit, ReadMaxRows
+from ftlayer.functions.data_sources import (
+    DataSourceOptions,
+    OptionsDataSource,
+    ReadLimit,
+    ReadMaxRows,
+    from_arrow_schema,
+)
 from ftlayer.topology.checks import WAITING
 from ftlayer.topology.operators import Fetched, Member, Queue, QueueReader
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
 
 # Which messages of a queue come a second time: by their names, and by what is durable of them.
 #
@@ -432,3 +443,43 @@ def _fetched(reader: QueueReader, rows: int, wait_s: float, late: float) -> list
         found.append(fetched)
         rows -= fetched.rows.num_rows
     return found
+
+
+MAX_ROWS = 100_000
+"""Of a batch, unless ``maxRowsPerTrigger`` says otherwise."""
+
+
+class QueueDataSource(OptionsDataSource):
+    """What the Data Sources of all queues have in common: a reader with a spool.
+
+    Attributes:
+        _queue_class: of the source.
+    """
+
+    _queue_class: ClassVar[type[Queue]]
+
+    def source(self, options: DataSourceOptions) -> Queue:
+        return options.made(self._queue_class)
+
+    def schema(self) -> StructType:
+        """Return the schema that the options say. Raises `ConfigError` for an option that is none."""
+        options = self.given()
+        source = self.source(options)
+        _check_spool(options)
+        options.know("maxRowsPerTrigger", *JSON_OPTIONS)
+        options.check_all_known()
+        return from_arrow_schema(source.schema)
+
+    def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
+        options = self.given()
+        source = self.source(options)
+        spool, rows = _check_spool(options), options.count("maxRowsPerTrigger", MAX_ROWS)
+        reader = with_schema(QueueStreamReader(source, spool, rows), source.schema, schema, options)
+        options.check_all_known()
+        return options.note_limit(reader)
+
+
+def _check_spool(options: DataSourceOptions) -> str:
+    spool = options.get("spool")
+    check_text(spool, "spool", "a directory for this query's messages, a path or URL")
+    return str(spool)

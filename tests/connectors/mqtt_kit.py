@@ -98,7 +98,7 @@ class MqttKit(Kit):
         return Member(self.owner, subtask, parallelism)
 
     def _session(self) -> Any:
-        from ftlayer.connectors.mqtt.client import MqttSession, address_of
+        from ftlayer.connectors.mqtt import MqttSession, address_of
 
         address = address_of(self.server.url)  # type: ignore[attr-defined]
         return MqttSession(address, f"{self.owner}-0", "5", 3_600, 65_535)
@@ -111,7 +111,7 @@ class MqttKit(Kit):
 
     def pending(self) -> int:
         """Take the session over, which delivers what is pending again; its reader takes it back."""
-        from ftlayer.connectors.mqtt.client import ServerAwayError
+        from ftlayer.connectors.mqtt import ServerAwayError
 
         try:
             session = self._session()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ftlayer import RowsRejected
 from ftlayer.connectors import table_commits
-from ftlayer.connectors.kafka import messages as messages_module
+from ftlayer.connectors.kafka import client as messages_module
 from ftlayer.connectors.kafka import sink as sink_module
 from ftlayer.connectors.kafka.client import Brokers
 from ftlayer.errors import ConfigError, SinkError, UncommittableError

@@ -108,7 +108,7 @@ def test_more_messages_than_can_be_read_in_the_time_of_an_answer(
     for subtask in range(2):
         opened(source, subtask, 2).close()
     mosquitto.publish(source.topic, range(2_000), source.qos)
-    monkeypatch.setattr("ftlayer.connectors.mqtt.client.TIMEOUT_S", 0.05)
+    monkeypatch.setattr("ftlayer.connectors.mqtt.TIMEOUT_S", 0.05)
     alone = source.open(Member(source.topic, 0, 1), {}, stored=True)
     assert sorted(numbers_of(fetch_numbers(alone, 2_000, rows=500))) == list(range(2_000))
     alone.close()

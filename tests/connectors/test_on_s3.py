@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from ftlayer.connectors.delta.sink import DeltaLog
+from ftlayer.connectors.delta import DeltaLog
 from ftlayer.errors import ConfigError, UncommittableError
 from ftlayer.sinks import DeltaSink, FileSink, IcebergSink
 

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlayer import RowsRejected
+from ftlayer.connectors import redis as sink_module
 from ftlayer.connectors import table_commits
-from ftlayer.connectors.redis import sink as sink_module
-from ftlayer.connectors.redis.sink import MAX_FIELDS
+from ftlayer.connectors.redis import MAX_FIELDS
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
 from ftlayer.sinks import FileMessage, RedisSink
 

@@ -19,15 +19,15 @@ from ftlayer.checkpoint.storage import report as last_reports
 from ftlayer.checkpoint.storage.loading import JobResult
 from ftlayer.connectors import queue_stream as spool
 from ftlayer.connectors.at_least_once import SentMessage
-from ftlayer.connectors.delta.sink import DeltaMessage
-from ftlayer.connectors.files.pieces import FilePieces
+from ftlayer.connectors.delta import DeltaMessage
+from ftlayer.connectors.files.listing import FilePieces
 from ftlayer.connectors.files.sink import FileMessage
-from ftlayer.connectors.iceberg.sink import IcebergMessage
-from ftlayer.connectors.kafka.messages import KafkaMessage
+from ftlayer.connectors.iceberg import IcebergMessage
+from ftlayer.connectors.kafka.client import KafkaMessage
 from ftlayer.connectors.logs import LogRange
 from ftlayer.connectors.nats.sink import NatsMessage
 from ftlayer.connectors.postgres.sink import PostgresMessage
-from ftlayer.connectors.redis.sink import RedisMessage
+from ftlayer.connectors.redis import RedisMessage
 from ftlayer.runtime.protocol import channel_frames
 from ftlayer.spark.query import checkpoint as mark
 from ftlayer.state.snapshots import serializer

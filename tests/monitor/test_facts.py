@@ -11,13 +11,11 @@ import pytest
 
 from ftlayer import FailException, PermanentFailure, sources
 from ftlayer.common.rules.circuit import CircuitState, CircuitStatus
-from ftlayer.connectors.amqp import source as amqp
+from ftlayer.connectors import amqp, mqtt, redis
 from ftlayer.connectors.files.formats import POSITION
 from ftlayer.connectors.kafka import source as kafka
-from ftlayer.connectors.mqtt import source as mqtt
 from ftlayer.connectors.nats import source as nats
 from ftlayer.connectors.postgres.catalog import schema_of_changes
-from ftlayer.connectors.redis import source as redis
 from ftlayer.errors import ResultRowError
 from ftlayer.functions.failures import failure_of
 from ftlayer.monitor.rules import facts

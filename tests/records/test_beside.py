@@ -12,14 +12,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ftlayer.connectors.amqp import source as amqp_rows
+from ftlayer.connectors import amqp as amqp_rows
+from ftlayer.connectors import mqtt as mqtt_rows
+from ftlayer.connectors import redis as redis_rows
 from ftlayer.connectors.kafka import source as kafka_rows
-from ftlayer.connectors.mqtt import source as mqtt_rows
 from ftlayer.connectors.nats import source as nats_rows
 from ftlayer.connectors.nats.source import StreamDelivery
 from ftlayer.connectors.postgres.catalog import change_batch, schema_of_changes
 from ftlayer.connectors.postgres.transactions import ChangedRow
-from ftlayer.connectors.redis import source as redis_rows
 from ftlayer.records import beside
 
 SCALES = {"s": 1_000_000, "ms": 1_000, "us": 1}

@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlayer import RowsRejected
+from ftlayer.connectors import delta as sink_module
 from ftlayer.connectors import table_commits
-from ftlayer.connectors.delta import sink as sink_module
-from ftlayer.connectors.delta.sink import DeltaLog, statistics
+from ftlayer.connectors.delta import DeltaLog, statistics
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
 from ftlayer.sinks import DeltaDataSource, DeltaSink, FileMessage
 

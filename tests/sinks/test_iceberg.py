@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlayer import RowsRejected
+from ftlayer.connectors import iceberg as sink_module
 from ftlayer.connectors import table_commits
-from ftlayer.connectors.iceberg import sink as sink_module
-from ftlayer.connectors.iceberg.sink import HOUR_MS, Commits
+from ftlayer.connectors.iceberg import HOUR_MS, Commits
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
 from ftlayer.sinks import FileMessage, IcebergDataSource, IcebergMessage, IcebergSink
 

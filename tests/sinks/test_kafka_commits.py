@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.connectors.kafka import sink as marks_module
-from ftlayer.connectors.kafka.messages import KafkaMessage
+from ftlayer.connectors.kafka.client import KafkaMessage
 from ftlayer.connectors.kafka.sink import CommitMarks, Fate, KafkaCommits, Mark
 from ftlayer.errors import SinkError, UncommittableError
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ftlayer.connectors.files.formats import FileFormat
-from ftlayer.connectors.files.pieces import Piece
+from ftlayer.connectors.files.listing import Piece
 from ftlayer.connectors.from_json import CORRUPT, FromJson
 from ftlayer.connectors.http.pull import PolledJsonSource
 from ftlayer.errors import SourceError

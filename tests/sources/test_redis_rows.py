@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ftlayer.connectors.redis.source import schema_of, to_rows
+from ftlayer.connectors.redis import schema_of, to_rows
 
 AT = datetime(2026, 11, 23, 14, 30, 0, 7_000, tzinfo=UTC)
 ID = f"{int(AT.timestamp() * 1_000)}-3".encode()

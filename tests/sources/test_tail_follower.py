@@ -13,9 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from ftlayer.connectors.tail import source as places
-from ftlayer.connectors.tail import source as rules
-from ftlayer.connectors.tail.source import Follower, Seen, Stat, TailPlace, pack, unpack
+from ftlayer.connectors import tail as places
+from ftlayer.connectors import tail as rules
+from ftlayer.connectors.tail import Follower, Seen, Stat, TailPlace, pack, unpack
 
 LOG = "/logs/app.log"
 QUIET_NS = 1_000_000

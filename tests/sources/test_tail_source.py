@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.connectors.tail import source as tail
+from ftlayer.connectors import tail
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.sources import TailSource
 from ftlayer.topology.operators import Fetched, Member, QueueReader

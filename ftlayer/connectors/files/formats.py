@@ -17,7 +17,7 @@ import pyarrow.csv as arrow_csv
 from fsspec.utils import infer_compression
 
 from ftlayer.config import MIB
-from ftlayer.connectors.files.pieces import Piece
+from ftlayer.connectors.files.listing import Piece
 from ftlayer.connectors.from_json import ObjectReader, line_starts, texts_of
 from ftlayer.errors import SourceError
 from ftlayer.functions.conversion import cast_strictly

@@ -32,11 +32,11 @@ from ftlayer.common.checks import (
 from ftlayer.common.printable import described, hides_secrets, shown_url, without_secrets
 from ftlayer.config import MIB
 from ftlayer.connectors.files.formats import FORMATS, OFFSET, PATH, VALUE, FileFormat
-from ftlayer.connectors.files.listing import Listing
-from ftlayer.connectors.files.pieces import (
+from ftlayer.connectors.files.listing import (
     Entry,
     FilePieces,
     FoundFile,
+    Listing,
     Piece,
     limited,
     packed_splits,

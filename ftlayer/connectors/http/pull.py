@@ -18,9 +18,8 @@ import pyarrow as pa
 from ftlayer.common.checks import Duration, check_text, check_texts, duration_ms
 from ftlayer.common.printable import hides_secrets, shown_url, without_secrets
 from ftlayer.connectors.connections import Reconnecting
-from ftlayer.connectors.data_source import QueueDataSource
 from ftlayer.connectors.http.sink import check_request, keep_out_of_log, retry_after_s
-from ftlayer.connectors.queue_stream import pack_position, unpack_position
+from ftlayer.connectors.queue_stream import QueueDataSource, pack_position, unpack_position
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.functions.data_sources import DataSourceOptions
 from ftlayer.records import beside

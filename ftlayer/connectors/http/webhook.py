@@ -32,7 +32,7 @@ from ftlayer.common.checks import (
     duration_ms,
 )
 from ftlayer.config import MIB
-from ftlayer.connectors.data_source import QueueDataSource
+from ftlayer.connectors.queue_stream import QueueDataSource
 from ftlayer.errors import ConfigError, SourceError, install
 from ftlayer.functions.data_sources import DataSourceOptions
 from ftlayer.records import beside

@@ -28,7 +28,12 @@ from ftlayer.connectors.fitting import is_any, whole_or_refused
 from ftlayer.connectors.kafka.client import (
     CALL_S,
     Brokers,
+    KafkaMessage,
+    StagedMessages,
+    batches_of,
     check_properties,
+    content_of,
+    encode,
     group_metadata,
     is_fenced,
     is_of_partition,
@@ -38,7 +43,6 @@ from ftlayer.connectors.kafka.client import (
     refused_by_brokers,
     way_out,
 )
-from ftlayer.connectors.kafka.messages import KafkaMessage, StagedMessages, batches_of, content_of, encode
 from ftlayer.connectors.table_commits import CleaningSink, by_query, streaming_query, tried
 from ftlayer.errors import ConfigError, SinkError, SinkTargetError, UncommittableError
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from ftlayer.common.checks import Duration, check_choice, check_int, duration_ms
 from ftlayer.common.printable import hides_secrets, secrets_of, shown_url
-from ftlayer.connectors.data_source import QueueDataSource
+from ftlayer.connectors.connections import ServerReader
 from ftlayer.connectors.nats.client import (
     TIMEOUT_S,
     NatsAwayError,
@@ -34,8 +34,7 @@ from ftlayer.connectors.nats.client import (
     nats_library,
 )
 from ftlayer.connectors.nats.sink import NatsSink
-from ftlayer.connectors.queue_stream import pack_position, unpack_position
-from ftlayer.connectors.server_reader import ServerReader
+from ftlayer.connectors.queue_stream import QueueDataSource, pack_position, unpack_position
 from ftlayer.errors import SourceChangedError, SourceError
 from ftlayer.records import beside
 from ftlayer.topology.operators import Fetched, Member, Queue

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from ftlayer.common.checks import Duration, check_int, check_text, duration_ms, shown
 from ftlayer.common.printable import hides_secrets, secrets_of
+from ftlayer.connectors.connections import ServerReader
 from ftlayer.connectors.postgres import catalog
 from ftlayer.connectors.postgres.client import (
     check_dsn,
@@ -40,7 +41,6 @@ from ftlayer.connectors.postgres.transactions import (
     parse,
 )
 from ftlayer.connectors.queue_stream import pack_position, unpack_position
-from ftlayer.connectors.server_reader import ServerReader
 from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.topology.operators import Fetched, Member, Queue
 

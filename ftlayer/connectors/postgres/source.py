@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ftlayer.common.checks import Duration, check_text, duration_ms
 from ftlayer.common.printable import hides_secrets, secrets_of
-from ftlayer.connectors.data_source import QueueDataSource
+from ftlayer.connectors.connections import ServerReader
 from ftlayer.connectors.postgres.catalog import (
     TableDescription,
     check_names,
@@ -33,8 +33,7 @@ from ftlayer.connectors.postgres.client import (
     psycopg_library,
     reason,
 )
-from ftlayer.connectors.queue_stream import pack_position, unpack_position
-from ftlayer.connectors.server_reader import ServerReader
+from ftlayer.connectors.queue_stream import QueueDataSource, pack_position, unpack_position
 from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.topology.operators import Fetched, Member, Queue
 

@@ -277,7 +277,7 @@ class IcebergSink(StagingSink[IcebergMessage]):
     """Appends rows to an Iceberg table.
 
     ``write`` puts them into data files of the table, which no reader sees; the commit adds those of all messages in
-    one snapshot, and in the same commit sets properties of the table that say so (`ftlayer.connectors.iceberg.sink`). A
+    one snapshot, and in the same commit sets properties of the table that say so (`ftlayer.connectors.iceberg`). A
     commit that was called before changes nothing; an abort leaves alone what is committed. A table that is missing is
     made when the first rows come, with its namespace.
 

@@ -20,10 +20,9 @@ import pyarrow as pa
 from ftlayer.checkpoint.storage.layout import is_local, normal
 from ftlayer.common.checks import Duration, check_choice, check_int, check_text, check_texts, duration_ms
 from ftlayer.config import MIB
-from ftlayer.connectors.data_source import QueueDataSource
 from ftlayer.connectors.files.listing import as_pattern
 from ftlayer.connectors.from_json import line_starts, texts_of
-from ftlayer.connectors.queue_stream import pack_position, unpack_position
+from ftlayer.connectors.queue_stream import QueueDataSource, pack_position, unpack_position
 from ftlayer.errors import ConfigError, SourceError
 from ftlayer.functions.data_sources import DataSourceOptions
 from ftlayer.records.beside import valid

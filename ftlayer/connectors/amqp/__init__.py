@@ -1,1 +1,0 @@
-"""A queue of AMQP 0.9.1 as a source."""

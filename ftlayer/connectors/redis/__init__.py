@@ -1,1 +1,0 @@
-"""A stream of Redis as a source."""

@@ -1,1 +1,0 @@
-"""Files that grow, and are rotated, as a source."""
