@@ -5,6 +5,7 @@ What it wrote and said is in ``result.json``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -25,6 +26,10 @@ WORD_SCHEMA = "line string, copy int, nonce string"
 FAILURES = 0.03
 SLOW_S = 600.0
 """The other attempt is ended as soon as the speculative one has succeeded."""
+
+GRACE_S = 30.0
+"""How long an executor that was asked to go may take. Where it is the only one it would try for ever to move its
+blocks, so then it is killed, as YARN and Kubernetes do at the end of their grace."""
 
 GONE_S = 300.0
 """An executor that has not ended by then will not."""
@@ -91,11 +96,21 @@ class LoseExecutors:
         executors = children_of(worker)
         for executor in executors:
             os.kill(executor, ask)
-        deadline = time.monotonic() + GONE_S
-        while any(map(is_running, executors)):
-            assert time.monotonic() < deadline, f"executors {executors} have not gone by {ask.name}"
-            time.sleep(0.05)
+        if not self._have_gone(executors, GRACE_S):
+            for executor in filter(is_running, executors):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(executor, signal.SIGKILL)
+            assert self._have_gone(executors, GONE_S), f"executors {executors} have not gone by {ask.name}"
         self.lost.append(executors)
+
+    @staticmethod
+    def _have_gone(executors: list[int], within_s: float) -> bool:
+        deadline = time.monotonic() + within_s
+        while any(map(is_running, executors)):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True
 
 
 def main(job: ClusterJob) -> None:
