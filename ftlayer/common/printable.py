@@ -74,6 +74,20 @@ def printable_json(value: object) -> str:
     return "".join(_escaped_for_json(char) if _is_obeyed(char) else char for char in text)
 
 
+class NewLetters:
+    """When a log says that records have become dead letters: at the first one, and then once a minute at most."""
+
+    def __init__(self) -> None:
+        self._said = self._next_ms = 0
+
+    def take(self, dead: int, now_ms: int) -> str:
+        """Return what to say now, of ``dead`` letters since the program began; "" for nothing."""
+        if dead <= self._said or now_ms < self._next_ms:
+            return ""
+        new, self._said, self._next_ms = dead - self._said, dead, now_ms + 60_000
+        return letters_text(new).replace("dead", "new dead", 1)
+
+
 def letters_text(count: int) -> str:
     see = ": ftlayer dead list, with --store or --checkpoints once the program has ended" if count else ""
     return f"{count:,} dead letters{see}"

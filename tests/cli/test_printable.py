@@ -15,6 +15,7 @@ from rich.table import Table
 from ftlayer.cli.records import FoundRecords, print_record
 from ftlayer.cli.tables import print_records
 from ftlayer.common.printable import (
+    NewLetters,
     LONGEST_ANSWER_BYTES,
     printable,
     printable_json,
@@ -102,3 +103,12 @@ def test_json_stays_json_and_nothing_is_left_that_a_terminal_obeys(text: str) ->
     shown.encode()
     assert json.loads(shown) == {"text": text}
     assert "é" in printable_json("é\x9b")
+
+
+def test_new_dead_letters_are_told_of_at_once_and_then_once_a_minute() -> None:
+    letters = NewLetters()
+    assert letters.take(0, now_ms=5) == ""
+    assert letters.take(1_200, now_ms=10).startswith("1,200 new dead letters: ftlayer dead list")
+    assert letters.take(1_201, now_ms=60_009) == ""
+    assert letters.take(1_203, now_ms=60_010).startswith("3 new dead letters")
+    assert letters.take(1_203, now_ms=900_000) == ""

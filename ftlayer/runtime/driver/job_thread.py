@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, assert_never
 
 from ftlayer.checkpoint.storage.loading import JobResult
 from ftlayer.common.clock import mono_ms
-from ftlayer.common.printable import letters_text
+from ftlayer.common.printable import NewLetters, letters_text
 from ftlayer.common.rules.histogram import LATENCY_BOUNDS, Exemplar
 from ftlayer.common.rules.restart import RestartStrategy
 from ftlayer.config import TopologyOptions
@@ -111,6 +111,7 @@ class JobReport:
         self._exemplars: dict[str, Exemplar] = {}
         self._is_over = False
         self._last_status: StreamStatus | None = None
+        self._letters = NewLetters()
         self._before = mode.vertex_status()
         if self._before is not None:
             self._meter.update_vertex(self._before, mono_ms())
@@ -152,7 +153,7 @@ class JobReport:
             beats = [
                 slot.heartbeat for slot in core.slots if slot.heartbeat is not None and not self._is_over
             ]
-            return JobStatus(
+            status = JobStatus(
                 name=self._graph.name,
                 job=self._run,
                 state=core.state,
@@ -180,6 +181,10 @@ class JobReport:
                 away={} if self._is_over else away_of(self._planners.away(), core.slots),
                 breakers={} if self._is_over else circuits_of(core.slots),
             )
+            said = "" if self._is_over else self._letters.take(status.new_letters, moment_ms)
+        if said:
+            logger.warning("topology %r: %s", status.name, said)
+        return status
 
     def _histograms(self, totals: Mapping[str, int]) -> Iterator[tuple[str, HistogramDetails]]:
         for name in (PERSIST, END_TO_END):
@@ -538,9 +543,9 @@ class JobThread:
             self._close()
             self._report.over()
             status = self._report.status()
-            dead = sum(chain.dead for chain in status.chains) + (status.vertex.dead if status.vertex else 0)
-            line = status.line().removeprefix(f"{status.name}: ")
-            logger.info("topology %r: %s · %s", status.name, line, letters_text(dead))
+            dead, line = status.dead, status.line().removeprefix(f"{status.name}: ")
+            level = logging.WARNING if status.new_letters else logging.INFO
+            logger.log(level, "topology %r: %s · %s", status.name, line, letters_text(dead))
         except BaseException as error:
             raise_signalled(error)
             # Callers that wait for the job have to hear of it.

@@ -22,7 +22,7 @@ from pyspark.errors import StreamingQueryException
 
 from ftlayer.checkpoint.dead_letters.reader import FORMAT
 from ftlayer.common.checks import Duration, UserFacing, duration_ms, wait_seconds
-from ftlayer.common.printable import html_table, letters_text, shortened
+from ftlayer.common.printable import NewLetters, html_table, letters_text, shortened
 from ftlayer.common.rules.circuit import CircuitState, CircuitStatus
 from ftlayer.common.rules.restart import (
     RestartStrategy,
@@ -134,6 +134,7 @@ class QuerySupervisor:
         self.incidents: tuple[Incident, ...] = ()
         self._restart = ""  # which one it is; of what runs, ""
         self._records_done = self._records_dead = 0
+        self._letters = NewLetters()
         self._has_succeeded = self._repeats = False
         self._first = self._begin()
         self._happened("state", "started")
@@ -241,6 +242,8 @@ class QuerySupervisor:
         self.reports.append(report)
         self._records_done += report.rows_in - report.failed
         self._records_dead += report.dead
+        if said := self._letters.take(self._records_dead, time.monotonic_ns() // 1_000_000):
+            logger.warning("query %r: %s", self.name, said)
         self._note_success()
 
     def _note_success(self) -> None:
@@ -328,7 +331,8 @@ class QuerySupervisor:
             self._happened("state", f"running → {'ended' if self.error is None else 'failed'}{why}")
             if self.reports:
                 done, dead = self._records_done, letters_text(self._records_dead)
-                logger.info("query %r: %s records done, %s", self.name, f"{done:,}", dead)
+                level = logging.WARNING if self._records_dead else logging.INFO
+                logger.log(level, "query %r: %s records done, %s", self.name, f"{done:,}", dead)
             self._done.set()
 
     def _await_end(self, run: _QueryRun) -> None:

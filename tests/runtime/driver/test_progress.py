@@ -63,6 +63,15 @@ def test_in_barrier_mode_what_waits_and_what_is_dead_are_said_once_something_has
     assert replace(dead, state=JobState.ENDED).line().endswith(" · 3 dead")
 
 
+def test_new_letters_are_those_that_were_not_there_before() -> None:
+    assert (RUNNING.dead, RUNNING.new_letters) == (10, 10)
+    assert replace(RUNNING, before=StreamStatus(0, 0, 0, 7, -1)).new_letters == 3
+    # Some of the old ones were purged since.
+    assert replace(RUNNING, before=StreamStatus(0, 0, 0, 12, -1)).new_letters == 0
+    barrier = replace(RUNNING, vertex=None, chains=(ChainStatus("score", 9, 9, 0, 0, dead=3),))
+    assert (barrier.dead, barrier.new_letters) == (3, 3)
+
+
 def test_what_an_earlier_run_left_stands_beside_what_came_in() -> None:
     before = StreamStatus(pending=3, due=0, waiting=4, dead=2, next_due_in_ms=0)
     again = replace(RUNNING, before=before, slots=())

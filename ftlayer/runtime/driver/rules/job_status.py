@@ -244,6 +244,16 @@ class JobStatus:
         """
         return self.breakers if self.vertex is None else self.vertex.circuits
 
+    @property
+    def dead(self) -> int:
+        """Records that are dead letters now: what the vertex has, or in barrier mode what the chains count."""
+        return sum(chain.dead for chain in self.chains) + (0 if self.vertex is None else self.vertex.dead)
+
+    @property
+    def new_letters(self) -> int:
+        """Those of `dead` that were not there when the program began."""
+        return max(self.dead - (0 if self.before is None else self.before.dead), 0)
+
     def line(self) -> str:
         """Return it in one line: of a tracked job what is done, of another what its last chains took.
 
