@@ -15,8 +15,8 @@ from rich.table import Table
 from ftlayer.cli.records import FoundRecords, print_record
 from ftlayer.cli.tables import print_records
 from ftlayer.common.printable import (
-    NewLetters,
     LONGEST_ANSWER_BYTES,
+    NewLetters,
     printable,
     printable_json,
     printing_console,

@@ -27,7 +27,7 @@ from ftlayer.common.rules.restart import (
     pause_after,
     restart_of,
 )
-from ftlayer.errors import SlotLostError
+from ftlayer.errors import SlotLostError, error_for_code
 from ftlayer.runtime.driver.rules.events import (
     AllRunning,
     BarrierInstruction,
@@ -200,7 +200,7 @@ class BarrierJob(JobMode[BarrierInstruction]):
         self._all_run = False
         self._asked = 0
         self._restore_fails = False
-        self._restarts = 0
+        self._restarts = self._restores_failed = 0
         self._succeeded = False
         self._search = KillerSearch()
 
@@ -330,9 +330,13 @@ class BarrierJob(JobMode[BarrierInstruction]):
         if region is None:
             return []
         self._restore_fails = True
+        self._restores_failed += 1
         pause = None if event.lasting else pause_after(self._restart, now_ms)
-        if pause is None:
+        if event.lasting:
             return [failed(event.error)]
+        if pause is None:
+            tried = f"the restart strategy has given up after {self._restores_failed} restores that failed"
+            return [failed(error_for_code(event.error.code)(f"{tried}, the last: {event.error}"))]
         region.asked, region.not_before_ms = 0, now_ms + pause
         return [FailureNoted(str(event.error))]
 

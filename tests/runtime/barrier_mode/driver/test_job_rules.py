@@ -301,6 +301,16 @@ def test_a_restore_that_fails_is_tried_again_by_the_strategy_and_given_up_if_it_
     assert "does not fit" in job.core.last_failure
 
 
+def test_a_restore_that_the_strategy_gives_up_says_how_often_it_was_tried() -> None:
+    job = Played({0}, restart=FixedDelay(attempts=2, delay="10ms"))
+    for _ in range(3):
+        (asked,) = job.asked()
+        job.on(RestoreFailed(asked.number, CheckpointError("the storage is away")))
+        job.on(Tick(), after_ms=10)
+    assert job.core.state is JobState.STOPPING
+    assert "given up after 3 restores that failed, the last: the storage is away" in job.core.last_failure
+
+
 def test_a_survivor_that_does_not_come_back_is_ended_and_submitted_again() -> None:
     job = Played({0, 1})
     job.running()
