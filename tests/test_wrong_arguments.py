@@ -316,3 +316,24 @@ def test_what_is_called_as_a_duration_is_one() -> None:
             number = re.search(r"\b(int|float)\b", str(each.annotation))
             if WORDS.search(parameter) and not parameter.endswith(("_ms", "_buckets")) and number:
                 assert "Duration" in str(each.annotation), f"{name}({parameter}: {each.annotation})"
+
+
+CONNECTORS = {
+    name: kind
+    for module in (ftlayer.sources, ftlayer.sinks)
+    for name, kind in vars(module).items()
+    if inspect.isclass(kind) and re.search(r"(Source|Sink|FromJson|HmacSignature)$", name)
+    # Spark makes a Data Source, whose options are a map.
+    if not name.endswith("DataSource")
+}
+
+
+@pytest.mark.parametrize("name", CONNECTORS)
+def test_a_connector_refuses_an_option_that_it_does_not_have(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        CONNECTORS[name](nonsense=1)
+
+
+@pytest.mark.parametrize("name", CONNECTORS)
+def test_a_connector_shows_what_it_is(name: str) -> None:
+    assert CONNECTORS[name].__repr__ is not object.__repr__

@@ -411,7 +411,8 @@ def _checked(function: Callable[..., Any], what: str, signature: inspect.Signatu
                 _tells_enough(args[0])
             raise
 
-    checked.__signature__ = signature  # type: ignore[attr-defined]
+    if signature != inspect.signature(function):
+        checked.__signature__ = signature  # type: ignore[attr-defined]
     return checked
 
 

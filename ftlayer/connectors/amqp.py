@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.common.checks import Duration, check_bool, check_int, check_text, duration_ms
+from ftlayer.common.checks import Duration, check_bool, check_int, check_text, duration_ms, known_options
 from ftlayer.common.failures import PermanentFailure
 from ftlayer.common.printable import described, hides_secrets, secrets_of, shown_url, url_parts
 from ftlayer.connectors.at_least_once import (
@@ -266,6 +266,7 @@ class _Message:
         return None
 
 
+@known_options
 @hides_secrets(lambda sink: sink._secrets)
 class AmqpSink(PublishingSink[_Message]):
     """Publishes each row as a persistent message: the sink of a topology, in both modes.
@@ -503,6 +504,7 @@ _KEPT_NAMES = 10_000
 """Of messages that were acknowledged: the server may lose acknowledgements when it crashes."""
 
 
+@known_options
 @hides_secrets(lambda source: secrets_of(source.url))
 class AmqpSource(Queue):
     """Reads a queue of RabbitMQ, or of another server that speaks AMQP 0.9.1. Its other consumers get other messages.

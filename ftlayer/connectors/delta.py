@@ -23,7 +23,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from ftlayer.checkpoint.storage.files import sync_directory
 from ftlayer.checkpoint.storage.layout import check_location, is_local, normal, scheme_of
-from ftlayer.common.checks import check_choice, check_instance, check_text, check_texts
+from ftlayer.common.checks import check_choice, check_instance, check_text, check_texts, known_options
 from ftlayer.common.printable import hides_secrets, secrets_in, secrets_of, shown_url
 from ftlayer.connectors.at_least_once import WriterNumbers
 from ftlayer.connectors.connections import client_library
@@ -577,6 +577,7 @@ _STAGED = re.compile(
 Result = TypeVar("Result")
 
 
+@known_options
 @hides_secrets(lambda sink: sink._secrets)
 class DeltaSink(CleaningSink[DeltaMessage]):
     """Appends rows to a Delta table.

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 from pyspark.sql.datasource import InputPartition
 
-from ftlayer.common.checks import check_text, check_texts
+from ftlayer.common.checks import check_text, check_texts, known_options
 from ftlayer.connectors.fitting import is_any
 from ftlayer.errors import ConfigError
 from ftlayer.functions.data_sources import (
@@ -87,6 +87,7 @@ def _check_numbers(found: pa.Array) -> None:
         _check_numbers(found.flatten())
 
 
+@known_options
 class FromJson:
     """A function for ``map_batches``: a row for each message, from the JSON object in one of its columns.
 
@@ -126,6 +127,9 @@ class FromJson:
         if not self._fields:
             raise ConfigError(f"schema: there is no column beside {CORRUPT}")
         self._reader = ObjectReader(self._fields)
+
+    def __repr__(self) -> str:
+        return f"FromJson({', '.join(f'{field.name} {field.type}' for field in self._objects)!r})"
 
     def result_schema(self, messages: pa.Schema) -> pa.Schema:
         """Return the schema of the rows. Raises `ConfigError` if messages do not have the columns."""

@@ -18,7 +18,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ftlayer.common.checks import Duration, check_choice, check_instance, check_text, check_texts, duration_ms
+from ftlayer.common.checks import (
+    Duration,
+    check_choice,
+    check_instance,
+    check_text,
+    check_texts,
+    duration_ms,
+    known_options,
+)
 from ftlayer.common.failures import RowsRejected
 from ftlayer.common.printable import described, hides_secrets, secrets_in
 from ftlayer.connectors.at_least_once import WriterNumbers
@@ -272,6 +280,7 @@ def _query_name(query: str) -> str:
 Result = TypeVar("Result")
 
 
+@known_options
 @hides_secrets(lambda sink: secrets_in(sink._properties))
 class IcebergSink(StagingSink[IcebergMessage]):
     """Appends rows to an Iceberg table.

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from ftlayer.common.checks import Duration, check_bool, check_int, check_text, duration_ms
+from ftlayer.common.checks import Duration, check_bool, check_int, check_text, duration_ms, known_options
 from ftlayer.common.failures import PermanentFailure
 from ftlayer.common.printable import hides_secrets, secrets_of, url_parts
 from ftlayer.connectors.at_least_once import (
@@ -368,6 +368,7 @@ _NEVER = frozenset({"Topic name invalid", "Payload format invalid", "Packet too 
 """Reasons of 5 that another try will not change."""
 
 
+@known_options
 @hides_secrets(lambda sink: sink._address.secrets)
 class MqttSink(PublishingSink[_Message]):
     """Publishes each row with QoS 1: the sink of a topology, in both modes.
@@ -524,6 +525,7 @@ MOST_PENDING = 65_535
 """A packet's number has 16 bits."""
 
 
+@known_options
 @hides_secrets(lambda source: source.address.secrets)
 class MqttSource(Queue):
     """Reads a topic filter of an MQTT server, 3.1.1 or 5, with QoS 1 or 2.

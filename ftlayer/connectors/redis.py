@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ftlayer.common.checks import Duration, check_int, check_text, check_texts, duration_ms
+from ftlayer.common.checks import Duration, check_int, check_text, check_texts, duration_ms, known_options
 from ftlayer.common.failures import RowsRejected
 from ftlayer.common.printable import described, hides_secrets, secrets_of, shown_url
 from ftlayer.connectors.connections import ServerReader, client_library
@@ -196,6 +196,7 @@ class RedisMessage(WriterCommitMessage):
     query: str
 
 
+@known_options
 @hides_secrets(lambda sink: secrets_of(sink._url))
 class RedisSink(CleaningSink[RedisMessage]):
     """Appends rows to a stream of Redis, each an entry with a field for each column.
@@ -507,6 +508,7 @@ def _number_of(entry: bytes) -> tuple[int, ...]:
     return tuple(map(int, entry.split(b"-")))
 
 
+@known_options
 @hides_secrets(lambda source: secrets_of(source.url))
 class RedisSource(Queue):
     """Reads a stream of Redis as a consumer group does: the group's other consumers get other entries.

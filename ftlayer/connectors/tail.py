@@ -18,7 +18,15 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from ftlayer.checkpoint.storage.layout import is_local, normal
-from ftlayer.common.checks import Duration, check_choice, check_int, check_text, check_texts, duration_ms
+from ftlayer.common.checks import (
+    Duration,
+    check_choice,
+    check_int,
+    check_text,
+    check_texts,
+    duration_ms,
+    known_options,
+)
 from ftlayer.config import MIB
 from ftlayer.connectors.files.listing import as_pattern
 from ftlayer.connectors.from_json import line_starts, texts_of
@@ -600,6 +608,7 @@ LOOK_S = 0.5
 """… and their directories so often."""
 
 
+@known_options
 class TailSource(Queue):
     """Follows text files that grow, lines in order, over their rotation: as ``tail -F`` does, from where it was.
 
@@ -659,6 +668,9 @@ class TailSource(Queue):
         self.rotated, self.rotation, self.start = tuple(rotated), rotation, start
         self.quiet_ns = duration_ms(quiet, "quiet") * 1_000_000
         self.max_line = max_line
+
+    def __repr__(self) -> str:
+        return f"TailSource({list(self.paths)!r})"
 
     def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> TailReader:
         position = positions.get(0)

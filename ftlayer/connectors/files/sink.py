@@ -31,6 +31,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from ftlayer.checkpoint.custom_storage import FileStatus
 from ftlayer.checkpoint.storage.files import FileOutput, Files, StoragePool, open_files, raise_together
 from ftlayer.checkpoint.storage.layout import check_location, join, last_name, normal, parent, part
+from ftlayer.common.checks import known_options
 from ftlayer.common.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.connectors.at_least_once import as_json
 from ftlayer.connectors.fitting import MISFITS, whole_or_refused
@@ -222,6 +223,7 @@ class FileMessage(WriterCommitMessage):
     query: str
 
 
+@known_options
 @hides_secrets(lambda sink: secrets_of(sink._path))
 class FileSink(CleaningSink[FileMessage]):
     """Writes rows into files of a directory.

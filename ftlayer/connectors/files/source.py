@@ -28,6 +28,7 @@ from ftlayer.common.checks import (
     check_int,
     check_text,
     duration_ms,
+    known_options,
 )
 from ftlayer.common.printable import described, hides_secrets, shown_url, without_secrets
 from ftlayer.config import MIB
@@ -213,6 +214,7 @@ MAX_FILES, MAX_BYTES, SPLIT_BYTES = 1_000, 256 * MIB, 16 * MIB
 JOURNAL, NEXT = "journal", "next"
 
 
+@known_options
 @hides_secrets(lambda source: source._listing.secrets)
 class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads the files of a directory, and those that come later: each once, those written first first.

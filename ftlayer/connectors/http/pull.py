@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.common.checks import Duration, check_text, check_texts, duration_ms
+from ftlayer.common.checks import Duration, check_text, check_texts, duration_ms, known_options
 from ftlayer.common.printable import hides_secrets, shown_url, without_secrets
 from ftlayer.connectors.connections import Reconnecting
 from ftlayer.connectors.http.sink import check_request, keep_out_of_log, retry_after_s
@@ -79,6 +79,7 @@ class _Item:
     time_us: int
 
 
+@known_options
 @hides_secrets(lambda source: source.secrets)
 class PolledJsonSource(Queue):
     """Asks a server for a list of items every so often, and gives those that are new.
@@ -408,6 +409,7 @@ _NAME = ("sse",)
 _STEP_S = 0.05
 
 
+@known_options
 @hides_secrets(lambda source: source.secrets)
 class SseSource(Queue):
     """Reads an endless answer of Server-Sent Events (``text/event-stream``), and asks for it again when it ends.

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.common.checks import Duration, check_choice, check_int, duration_ms
+from ftlayer.common.checks import Duration, check_choice, check_int, duration_ms, known_options
 from ftlayer.common.failures import PermanentFailure, RetryLater, RowsRejected
 from ftlayer.common.printable import (
     described,
@@ -39,6 +39,7 @@ _SAID = 200
 """Characters of an answer that are kept as the reason."""
 
 
+@known_options
 @hides_secrets(lambda sink: sink._secrets)
 class HttpSink:
     """Sends each row as a request of its own: the sink of a topology, in both modes.

@@ -30,6 +30,7 @@ from ftlayer.common.checks import (
     check_text,
     check_texts,
     duration_ms,
+    known_options,
 )
 from ftlayer.config import MIB
 from ftlayer.connectors.queue_stream import QueueDataSource
@@ -44,6 +45,7 @@ ALGORITHMS = ("sha1", "sha256", "sha384", "sha512")
 ENCODINGS = ("hex", "base64")
 
 
+@known_options
 @dataclass(frozen=True)
 class HmacSignature:
     """An HMAC (RFC 2104) of a request's body in one of its headers, as GitHub, Shopify and many others send it.
@@ -431,6 +433,7 @@ MAX_PENDING = 16 * MIB
 _POSITION = b"webhook"
 
 
+@known_options
 class WebhookSource(Queue):
     """Takes what others send by HTTP, in a server of its own in each slot that reads.
 
@@ -511,6 +514,9 @@ class WebhookSource(Queue):
         own = [(ID, pa.string()), (TIME, beside.STAMP), (PATH, pa.string())]
         named = [(name, pa.string()) for name in headers]
         self.schema: pa.Schema = pa.schema([*own, *named, (BODY, pa.binary())])
+
+    def __repr__(self) -> str:
+        return f"WebhookSource({f'{self._address.host}:{self._address.port}'!r})"
 
     def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> WebhookReader:
         """See `Queue.open`. Positions only number what was taken: nothing can be had again."""

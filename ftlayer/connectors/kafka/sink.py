@@ -20,7 +20,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from ftlayer.checkpoint.storage.files import Files, open_files
 from ftlayer.checkpoint.storage.layout import join, normal, parent, part
-from ftlayer.common.checks import Duration, check_bool, check_text, duration_ms
+from ftlayer.common.checks import Duration, check_bool, check_text, duration_ms, known_options
 from ftlayer.common.failures import RowsRejected
 from ftlayer.common.printable import hides_secrets
 from ftlayer.connectors.files.sink import delete_paths
@@ -618,6 +618,7 @@ MOST_MESSAGE_BYTES = 1_000_000
 """``message.max.bytes`` of librdkafka, where nothing else is given."""
 
 
+@known_options
 @hides_secrets(lambda sink: sink._brokers.secrets)
 class KafkaSink(CleaningSink[KafkaMessage]):
     """Produces rows as messages of Kafka.

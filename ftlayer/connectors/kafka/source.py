@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.common.checks import Duration, check_int, check_text, check_texts, duration_ms
+from ftlayer.common.checks import Duration, check_int, check_text, check_texts, duration_ms, known_options
 from ftlayer.common.printable import hides_secrets
 from ftlayer.connectors.connections import MOST_S, Reconnecting
 from ftlayer.connectors.from_json import JSON_OPTIONS, with_schema
@@ -247,6 +247,7 @@ EARLIEST, LATEST = -2, -1
 """Offsets of Spark's JSON that are none."""
 
 
+@known_options
 @hides_secrets(lambda source: source._brokers.secrets)
 class KafkaSource(LogReader):
     """Reads topics of Kafka: all partitions, also those that are added later, by their offsets.

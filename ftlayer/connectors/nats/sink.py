@@ -20,7 +20,7 @@ import msgpack
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ftlayer.common.checks import Duration, duration_ms
+from ftlayer.common.checks import Duration, duration_ms, known_options
 from ftlayer.common.failures import RowsRejected
 from ftlayer.common.printable import described, hides_secrets, secrets_of, shown_url
 from ftlayer.connectors.at_least_once import bodies_of, check_columns, column_of, texts_of
@@ -478,6 +478,7 @@ class NatsMessage(WriterCommitMessage):
     query: str
 
 
+@known_options
 @hides_secrets(lambda sink: secrets_of(sink._url))
 class NatsSink(CleaningSink[NatsMessage]):
     """Publishes each row as a message of JetStream.

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgpack
 import pyarrow as pa
 
-from ftlayer.common.checks import Duration, check_choice, check_int, duration_ms
+from ftlayer.common.checks import Duration, check_choice, check_int, duration_ms, known_options
 from ftlayer.common.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.connectors.connections import ServerReader
 from ftlayer.connectors.nats.client import (
@@ -518,6 +518,7 @@ _MOST_SETTLED = 200_000
 """Of so many numbers the server is told at once what became of them; beyond that ``ack_wait`` passes."""
 
 
+@known_options
 @hides_secrets(lambda source: secrets_of(source.url))
 class NatsSource(Queue):
     """Reads a stream of NATS JetStream by a durable pull consumer, which is made if it is missing.

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgpack
 import pyarrow as pa
 
-from ftlayer.common.checks import Duration, check_int, check_text, duration_ms, shown
+from ftlayer.common.checks import Duration, check_int, check_text, duration_ms, known_options, shown
 from ftlayer.common.printable import hides_secrets, secrets_of
 from ftlayer.connectors.connections import ServerReader
 from ftlayer.connectors.postgres import catalog
@@ -735,6 +735,7 @@ _SLOT = re.compile(r"[a-z0-9_]{1,55}")
 _ASIDE = "_initial"
 
 
+@known_options
 @hides_secrets(lambda source: secrets_of(source.dsn))
 class PostgresChangesSource(Queue):
     """Reads the changes of a table, in the order of their transactions, from a replication slot (``pgoutput``).

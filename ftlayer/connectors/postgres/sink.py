@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ftlayer.common.checks import check_text
+from ftlayer.common.checks import check_text, known_options
 from ftlayer.common.failures import RowsRejected
 from ftlayer.common.printable import hides_secrets, secrets_of
 from ftlayer.connectors.fitting import chunked
@@ -61,6 +61,7 @@ class RefusedRow:
     values: str
 
 
+@known_options
 @hides_secrets(lambda sink: secrets_of(sink._dsn))
 class PostgresSink(CleaningSink[PostgresMessage]):
     """Writes rows into a table of PostgreSQL.

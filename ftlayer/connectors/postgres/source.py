@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import msgpack
 import pyarrow as pa
 
-from ftlayer.common.checks import Duration, check_text, duration_ms
+from ftlayer.common.checks import Duration, check_text, duration_ms, known_options
 from ftlayer.common.printable import hides_secrets, secrets_of
 from ftlayer.connectors.connections import ServerReader
 from ftlayer.connectors.postgres.catalog import (
@@ -326,6 +326,7 @@ _TIME = re.compile(r"timestamp(?:\((\d)\))? with(?:out)? time zone")
 _MOST_DIGITS = 6
 
 
+@known_options
 @hides_secrets(lambda source: secrets_of(source.dsn))
 class PostgresTableSource(Queue):
     """Reads the rows of a table by a column that grows, and then those that come.
