@@ -46,21 +46,13 @@ from ftlayer.runtime.barrier_mode.driver.opening import LATEST as LATEST
 from ftlayer.runtime.barrier_mode.driver.opening import ended_before, open_checkpoints
 from ftlayer.runtime.barrier_mode.driver.rules.job_rules import BarrierJob, regions_of
 from ftlayer.runtime.barrier_mode.slot.shell import BarrierSlotFactory
+from ftlayer.runtime.driver import session
 from ftlayer.runtime.driver.control_server import ControlServer
 from ftlayer.runtime.driver.job import EndedJob, Job
 from ftlayer.runtime.driver.job_thread import JobParts, JobThread
 from ftlayer.runtime.driver.planners import Planners
 from ftlayer.runtime.driver.reporting import TopologyTelling
-from ftlayer.runtime.driver.rules.events import (
-    AllRunning,
-    BarrierInstruction,
-    Event,
-    JobState,
-    Over,
-    PrepareRestore,
-    RegionDeployed,
-    Said,
-)
+from ftlayer.runtime.driver.rules import events
 from ftlayer.runtime.driver.rules.job_rules import (
     DriverMode,
     JobContext,
@@ -71,18 +63,8 @@ from ftlayer.runtime.driver.rules.job_rules import (
     failed,
 )
 from ftlayer.runtime.driver.rules.job_status import PAUSED, WAITING, chains_with
-from ftlayer.runtime.driver.rules.range_keeper import KeptRanges, OpenKeeper, PositionKeeper
+from ftlayer.runtime.driver.rules.planner_rules import KeptRanges, OpenKeeper, PositionKeeper
 from ftlayer.runtime.driver.rules.slot_record import Crew, SlotRecord, died, untracked
-from ftlayer.runtime.driver.session import (
-    Place,
-    SlotRunner,
-    SlotSubmitter,
-    check_session,
-    check_task_slots,
-    pickled_order,
-    place_of,
-    taken_task_slots,
-)
 from ftlayer.runtime.protocol.elements import SlotOrder
 from ftlayer.runtime.protocol.messages import KEY_BYTES, Deploy, Heartbeat, LoopWaits, SlotFailed
 from ftlayer.runtime.slot.black_box import last_words
@@ -109,14 +91,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-# What heads of loops hear of records that wait for another attempt in other slots.
-#
-# A head sees what its own slot holds of its loop. The driver knows by heartbeats what the others do, and tells it. No
-# I/O, no threads, no clock.
-
-
 class LoopWatch:
-    """The loops of a job in which records may wait."""
+    """The loops of a job in which records may wait for another attempt.
+
+    A head sees what its own slot holds of its loop. The driver knows by heartbeats what the others do, and tells it. No
+    I/O, no threads, no clock.
+    """
 
     def __init__(self, graph: JobGraph) -> None:
         self._loops: dict[str, set[str]] = {}
@@ -140,11 +120,10 @@ class LoopWatch:
         return messages
 
     def began(self, slots: Collection[int]) -> None:
-        """Tasks begin in these slots: they have heard nothing."""
         self._told = {(slot, head) for slot, head in self._told if slot not in slots}
 
 
-class BarrierDriver(DriverMode[BarrierInstruction]):
+class BarrierDriver(DriverMode[events.BarrierInstruction]):
     def __init__(self, parts: JobCheckpointParts, job: JobContext) -> None:
         super().__init__(job)
         self.rules = BarrierJob(job.crew, regions=regions_of(job.graph), run=job.run, restart=job.restart)
@@ -168,27 +147,27 @@ class BarrierDriver(DriverMode[BarrierInstruction]):
     def stopped_with(self) -> Checkpoint | None:
         return self._checkpoints.stopped_with
 
-    def before(self, said: Said) -> None:
+    def before(self, said: events.Said) -> None:
         match said.message:
             case SlotFailed(reason=reason, damaged=damaged) if damaged:
                 self._checkpoints.damaged(damaged, reason)
 
-    def carry_out(self, instruction: BarrierInstruction) -> None:
+    def carry_out(self, instruction: events.BarrierInstruction) -> None:
         match instruction:
-            case PrepareRestore():
+            case events.PrepareRestore():
                 self._checkpoints.prepare(instruction)
-            case RegionDeployed(slots):
+            case events.RegionDeployed(slots):
                 self._loops.began(slots)
                 self._checkpoints.deployed(instruction)
-            case AllRunning():
+            case events.AllRunning():
                 self._checkpoints.running()
             case _:
                 assert_never(instruction)
 
-    def after(self, event: Event, state: JobState, now_ms: int) -> None:
-        if state.is_final or state is JobState.STOPPING:
+    def after(self, event: events.Event, state: events.JobState, now_ms: int) -> None:
+        if state.is_final or state is events.JobState.STOPPING:
             self._checkpoints.cancel()
-        elif isinstance(event, Said) and self._crew.slots[event.slot].is_instance(event.instance):
+        elif isinstance(event, events.Said) and self._crew.slots[event.slot].is_instance(event.instance):
             if isinstance(event.message, Heartbeat):
                 self._beat()
             else:
@@ -203,7 +182,7 @@ class BarrierDriver(DriverMode[BarrierInstruction]):
 
     def end(
         self,
-        state: JobState,
+        state: events.JobState,
         take_events: Callable[[], None],
         close_by_s: float | None,
         *,
@@ -227,8 +206,7 @@ class Line(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def show(self, text: str) -> None:
-        """Show where the job is now."""
+    def show(self, text: str) -> None: ...
 
 
 class PlainLines:
@@ -327,7 +305,7 @@ class UntrackedJob(JobMode[NoReturn]):
     def go_on(self, now_ms: int) -> _Instructions:
         slots = self._crew.slots
         if self.has_begun:
-            return [StopJob(Over(JobState.ENDED))] if all(slot.ended for slot in slots) else []
+            return [StopJob(events.Over(events.JobState.ENDED))] if all(slot.ended for slot in slots) else []
         if not all(slot.hello for slot in slots):
             return []
         self.epoch = 1
@@ -506,8 +484,6 @@ class StreamEnvironment(UserFacing, words=_WORDS):
             replay=replay,
         )
 
-    # ------------------------------------------------------------ looking at it
-
     def job_graph(self) -> JobGraph:
         """Return what will run; raises where the topology could not be tracked, naming the operators."""
         self._settle()
@@ -535,8 +511,6 @@ class StreamEnvironment(UserFacing, words=_WORDS):
     def to_dot(self) -> str:
         """Return the topology in Graphviz's language."""
         return to_dot(self.job_graph())
-
-    # ------------------------------------------------------------ running it
 
     def execute(
         self, *, stop_at_latest: bool = False, restore_from: str | None = None, console: int | None = None
@@ -597,11 +571,11 @@ class StreamEnvironment(UserFacing, words=_WORDS):
         if ended is not None:
             logger.warning("%s", ended)
             return Job(EndedJob(ended))
-        check_session(self._spark)
+        session.check_session(self._spark)
         if self._checkpointing is not None:
             check_place(graph, self._checkpointing, has_vertex=self._board is not None)
             warn_of_losses(self._builder.build())
-        taken = taken_task_slots()
+        taken = session.taken_task_slots()
         taken.take(graph.name, graph.slots)
         try:
             with tells_of_its_end(self._spark):
@@ -613,12 +587,11 @@ class StreamEnvironment(UserFacing, words=_WORDS):
             raise
 
     def _settle(self) -> None:
-        """It is executed or looked at."""
         if self._unstarted is not None:
             self._unstarted.settle()
 
     def _show(self, port: int) -> None:
-        """Start the console of this program over the topology's vertex, or over the board that this process serves."""
+        """Start the console over the topology's vertex, or over the board that this process serves."""
         from ftlayer.monitor.console.options import ConsoleOptions, ConsoleProcess
 
         options = ConsoleOptions(f"127.0.0.1:{port}")
@@ -632,8 +605,8 @@ class StreamEnvironment(UserFacing, words=_WORDS):
             tell_anyway(f"ftlayer: the console is at {self._console.link}")
 
     def _start(self, graph: JobGraph, stop_at_latest: bool, restore_from: str | None) -> Job:
-        check_task_slots(self._spark, graph.slots, graph.name)
-        place = place_of(self._spark)
+        session.check_task_slots(self._spark, graph.slots, graph.name)
+        place = session.place_of(self._spark)
         prepare_workers(self._spark)
         tracked = self._layer is not None and self._layer.status is FTStatus.ON
         client = self._layer.client_for(self._spark) if self._layer is not None and tracked else None
@@ -664,7 +637,7 @@ class StreamEnvironment(UserFacing, words=_WORDS):
         boxes = None if self._checkpointing is None else self._checkpointing.state_directory
         server, order = open_server(job, graph, place, self._options, slots, key, boxes)
         try:
-            runner = SlotRunner(pickled_order(replace(order, tracing=tracing)), run_slot)
+            runner = session.SlotRunner(session.pickled_order(replace(order, tracing=tracing)), run_slot)
             if vertex is not None:
                 _check_reachable(place, vertex.client)
                 # Behind all that can be wrong with this program: from here on an earlier run ends.
@@ -697,12 +670,12 @@ class StreamEnvironment(UserFacing, words=_WORDS):
                 self._options,
                 restart,
                 server,
-                SlotSubmitter(
+                session.SlotSubmitter(
                     self._spark, job.job, graph.name, runner, job.spark_job_ended, job.session_over
                 ),
                 planners,
                 mode,
-                on_over=lambda: taken_task_slots().give_back(graph.name),
+                on_over=lambda: session.taken_task_slots().give_back(graph.name),
             )
         )
         telling = TopologyTelling(job, graph, mode_word, self._checkpointing, links)
@@ -738,7 +711,7 @@ def _minds_backlog(config: CheckpointConfig | None) -> bool:
     return config is not None and config.interval_during_backlog is not None
 
 
-def _check_reachable(place: Place, client: VertexClient) -> None:
+def _check_reachable(place: session.Place, client: VertexClient) -> None:
     """Raise `ConfigError` for a vertex of this machine alone whose tasks would be on others."""
     if parse_address(client.address, "address").is_here and not place.is_local:
         raise ConfigError(
@@ -750,7 +723,7 @@ def _check_reachable(place: Place, client: VertexClient) -> None:
 def open_server(
     job: JobThread,
     graph: JobGraph,
-    place: Place,
+    place: session.Place,
     options: TopologyOptions,
     mode: SlotModeFactory,
     key: bytes,

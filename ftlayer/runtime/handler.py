@@ -53,7 +53,6 @@ class RecordIds:
 
     @property
     def record_of(self) -> I64Array:
-        """int64[m]: the record that each RecordId belongs to."""
         if self.offsets is None:
             return np.arange(len(self.roots), dtype=np.int64)
         return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.offsets))
@@ -61,9 +60,8 @@ class RecordIds:
     def entries(self, records: I64Array) -> tuple[I64Array, I32Array | None]:
         """Find the RecordIds of ``records`` (int64[k], any order, repeated or not).
 
-        Returns:
-            The place of each in `roots`, int64[j], by records; and the offsets into them, int32[k + 1], or
-            None where each record has one.
+        Returns the place of each in `roots`, int64[j], by records; and the offsets into them, int32[k + 1], or None
+        where each record has one.
         """
         if self.offsets is None:
             return records, None
@@ -74,7 +72,6 @@ class RecordIds:
         return np.repeat(first - offsets[:-1], sizes) + np.arange(offsets[-1], dtype=np.int64), offsets
 
     def take(self, records: I64Array) -> RecordIds:
-        """Return the RecordIds of ``records`` (int64[k]), in that order."""
         places, offsets = self.entries(records)
         origins = None if self.origins is None else self.origins[places]
         tries = None if self.tries is None else self.tries[places]
@@ -85,12 +82,13 @@ class RecordIds:
 
 
 def concat_record_ids(parts: Sequence[RecordIds]) -> RecordIds:
-    """Return the records of all parts, one after the other."""
     if len(parts) == 1:
         return parts[0]
     offsets = None
     if any(part.offsets is not None for part in parts):
-        counts = [_counts(part) for part in parts]
+        counts = [
+            np.ones(len(part), np.int32) if part.offsets is None else np.diff(part.offsets) for part in parts
+        ]
         offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(np.concatenate(counts), dtype=np.int32)])
     origins = None
     if any(part.origins is not None for part in parts):
@@ -108,10 +106,6 @@ def concat_record_ids(parts: Sequence[RecordIds]) -> RecordIds:
 
 def origins_of(lineage: RecordIds) -> U64Array:
     return lineage.roots if lineage.origins is None else lineage.origins
-
-
-def _counts(lineage: RecordIds) -> I32Array:
-    return np.ones(len(lineage), np.int32) if lineage.offsets is None else np.diff(lineage.offsets)
 
 
 @fast_dataclass
@@ -225,7 +219,7 @@ class FTXorHandler(XorHandler):
 
 
 def joined_values(parts: Iterable[tuple[U64Array, U64Array | None]]) -> U64Array | None:
-    """Join the values of events, given with their roots; None where each event's value is its root."""
+    """Join the values of events, given with their roots; None: the value of each is the root itself."""
     pairs = list(parts)
     if all(values is None for _, values in pairs):
         return None
@@ -248,12 +242,6 @@ class NonFTXorHandler(XorHandler):
             raise error
 
 
-# Records that are about to be emitted, and the RecordIds of their copies.
-#
-# A record has one RecordId for each distinct root it derives from: as many as its parent, or as both its parents
-# have together.
-
-
 NOTHING_OWED: U64Array = np.zeros(0, np.uint64)
 """Nothing is owed with fault tolerance off."""
 
@@ -264,7 +252,11 @@ _NO_CHANNEL = 2**64 - 1
 
 
 class Children(Protocol):
-    """n records about to be emitted; tells their RecordIds copy by copy."""
+    """n records about to be emitted; tells their RecordIds copy by copy.
+
+    A record has one RecordId for each distinct root it derives from: as many as its parent, or as both its parents
+    have together.
+    """
 
     def __len__(self) -> int: ...
 
@@ -272,17 +264,10 @@ class Children(Protocol):
         """Return a number that tells each record from the others before it has a channel: uint64[n]."""
 
     def copies(self, edge: int, owner: str, channel: int | I32Array) -> RecordIds | None:
-        """Derive the RecordIds of one copy of each record, and note that they are owed.
+        """Derive the RecordIds of one copy of each record, and note that they are owed; None with fault tolerance off.
 
-        Call it once for each copy: twice with the same edge and channel would cancel out.
-
-        Args:
-            edge: number of the edge.
-            owner: the chain that acknowledges these copies.
-            channel: the receiving channel, one for all or int32[n].
-
-        Returns:
-            The RecordIds, None with fault tolerance off.
+        Call it once for each copy: twice with the same edge and channel would cancel out. ``owner`` is the chain that
+        acknowledges these copies, ``channel`` the receiving channel, one for all or int32[n].
         """
 
 
@@ -408,8 +393,7 @@ class _Side:
         """Leave out RecordIds whose root the other record of the pair has too."""
         own = ~_shared(self, other)
         if not own.all():
-            self.places, self.pair_of = self.places[own], self.pair_of[own]
-            self.single = False
+            self.places, self.pair_of, self.single = self.places[own], self.pair_of[own], False
 
 
 class FTPairs:
@@ -507,8 +491,7 @@ class UntrackedChildren:
     def names(self, edge: int) -> U64Array:
         return np.arange(self._first, self._first + self._n, dtype=np.uint64)
 
-    def copies(self, edge: int, owner: str, channel: int | I32Array) -> None:
-        """Return None."""
+    def copies(self, edge: int, owner: str, channel: int | I32Array) -> None: ...
 
 
 def _names(site: Site, edge: int, parents: U64Array, ordinals: U64Array) -> U64Array:
@@ -570,11 +553,7 @@ class AnchorHandler(Protocol):
         """
 
     def pair(
-        self,
-        left: RecordIds | None,
-        left_rows: I64Array,
-        right: RecordIds | None,
-        right_rows: I64Array,
+        self, left: RecordIds | None, left_rows: I64Array, right: RecordIds | None, right_rows: I64Array
     ) -> Pairs:
         """Begin to emit pairs: record ``left_rows[i]`` of ``left`` with ``right_rows[i]`` of ``right``.
 
@@ -615,11 +594,7 @@ class FTAnchorHandler:
         return FTDerived(self._site, anchors, parents, ordinals)
 
     def pair(
-        self,
-        left: RecordIds | None,
-        left_rows: I64Array,
-        right: RecordIds | None,
-        right_rows: I64Array,
+        self, left: RecordIds | None, left_rows: I64Array, right: RecordIds | None, right_rows: I64Array
     ) -> Pairs:
         # A number no other pair of this task has: the same two records may be paired again at any time.
         first, self._pairs = self._pairs, self._pairs + len(left_rows)
@@ -649,11 +624,7 @@ class NonFTAnchorHandler:
         return self._children(len(parents))
 
     def pair(
-        self,
-        left: RecordIds | None,
-        left_rows: I64Array,
-        right: RecordIds | None,
-        right_rows: I64Array,
+        self, left: RecordIds | None, left_rows: I64Array, right: RecordIds | None, right_rows: I64Array
     ) -> Pairs:
         return self._children(len(left_rows))
 
@@ -697,10 +668,9 @@ class FTHandler(Handler):
     def __init__(
         self, uid: str, *, job: str, run: str, shard: int = 0, shards: int = 1, exact: bool = False
     ) -> None:
-        """Make the handler of one subtask of the chain ``uid``.
+        """Make the handler of one subtask of the chain ``uid``, which is unique in the graph.
 
         Args:
-            uid: unique in the graph; goes into the ids of everything the chain emits.
             job: stable name of the job (or query); goes into root ids.
             run: names this process's part in a run of the job; goes into root ids. A task that is started again
                 counts its records from 0 again, so that two starts under one name would give one id twice.
@@ -714,12 +684,10 @@ class FTHandler(Handler):
 
 
 class NonFTHandler(Handler):
-    """Records are not tracked: nothing is persisted, nothing has RecordIds, a failure fails the task.
-
-    ``remedy`` is said with the failure.
-    """
+    """Records are not tracked: nothing is persisted, nothing has RecordIds, a failure fails the task."""
 
     def __init__(self, remedy: str = "") -> None:
+        """``remedy`` is said with a failure."""
         self.persister = Persister()
         self.anchor = NonFTAnchorHandler()
         self.xor = NonFTXorHandler(remedy)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,25 +13,95 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
-from ftlayer.checkpoint.letters import ChainLetter
+from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, LetterKind
 from ftlayer.checkpoint.snapshots import Committable, SinkPart
 from ftlayer.common.failures import RowsRejected
 from ftlayer.common.printable import described, text_of
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError, JobError, SinkRowError
-from ftlayer.functions.failures import raise_signalled
+from ftlayer.functions.failures import raise_signalled, rejections_of
 from ftlayer.functions.writing import call_write
-from ftlayer.runtime.connectors.rejecting import RowRejections
+from ftlayer.records.failures import RowFailure
+from ftlayer.records.ipc import as_stream, may_share, row_alone
 from ftlayer.runtime.protocol.messages import seal
 from ftlayer.runtime.task.contract import Settled
 from ftlayer.topology.operators import WriterSink
+from ftlayer.vertex.calls import Attempt
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 logger = logging.getLogger(__name__)
+
+
+class RowRejections:
+    """Makes letters of the rows that the writer of one subtask's sink refuses.
+
+    A refused row is dead at once: it is part of a write that is to be whole with this checkpoint. Its letter has no
+    checkpoint yet.
+    """
+
+    def __init__(
+        self,
+        uid: str,
+        subtask: int,
+        place: str,
+        *,
+        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        draw: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        """``uid`` is the sink's, and its chain's; ``place`` says in words which process this is."""
+        self._uid = uid
+        self._subtask = subtask
+        self._place = place
+        self._wall_ms = wall_ms
+        self._draw = draw
+
+    def take_out(
+        self, batches: Sequence[pa.RecordBatch], rejected: RowsRejected
+    ) -> tuple[list[pa.RecordBatch], list[ChainLetter]]:
+        """Return what is left of ``batches`` without the rows that ``rejected`` numbers, and letters of these.
+
+        Rows are numbered from 0 through all batches. Raises `ConfigError` for none, and for a row that is not there:
+        the writer would be called without end.
+        """
+        rows = sum(batch.num_rows for batch in batches)
+        failures = {failure.row: failure for failure in rejections_of(rejected, rows, self._uid)}
+        left: list[pa.RecordBatch] = []
+        letters: list[ChainLetter] = []
+        start = 0
+        for batch in batches:
+            mine = [number - start for number in failures if start <= number < start + batch.num_rows]
+            letters += [self._letter(batch, row, failures[start + row]) for row in mine]
+            start += batch.num_rows
+            keep = np.ones(batch.num_rows, np.bool_)
+            keep[mine] = False
+            rest = batch.filter(pa.array(keep)) if mine else batch
+            left += [rest] if rest.num_rows else []
+        return left, letters
+
+    def _letter(self, batch: pa.RecordBatch, row: int, failure: RowFailure) -> ChainLetter:
+        alone = row_alone(batch, row, shares=may_share(batch.schema))
+        now_ms = self._wall_ms()
+        attempt = Attempt(1, now_ms, failure.reason, self._uid, self._place, failure.traceback)
+        return ChainLetter(
+            letter=self._draw(LETTER_BYTES),
+            checkpoint=0,
+            chain=self._uid,
+            subtask=self._subtask,
+            input=0,
+            kind=LetterKind.ROW,
+            operator=self._uid,
+            key=b"",
+            payload=as_stream(alone).to_pybytes(),
+            event_time_ms=None,
+            attempts=(attempt,),
+            first_failed_ms=now_ms,
+            died_ms=now_ms,
+        )
 
 
 def checked_writer(sink: str, writer: Any) -> Any:
@@ -136,10 +208,8 @@ class CommittingWriterBody:
         self._doomed: list[_Written] = []
         self._discarded = False
 
-    # ------------------------------------------------------------ the loop's thread
-
     def write(self, batch: pa.RecordBatch, mono_ms: int) -> Settled:
-        """See `SinkBody.write`. Settles nothing: no record is acknowledged. Raises `JobError` if the writer does."""
+        """Settles nothing: no record is acknowledged. Raises `JobError` if the writer does."""
         if batch.num_rows:
             self._gathered.append(batch)
             self._gathered_bytes += batch.nbytes
@@ -150,11 +220,11 @@ class CommittingWriterBody:
         return NOTHING
 
     def flush(self, mono_ms: int, *, force: bool) -> Settled:
-        """See `SinkBody.flush`: what is written outside of a checkpoint would never be committed."""
+        """What is written outside of a checkpoint would never be committed."""
         return NOTHING
 
     def precommit(self, checkpoint: int) -> Callable[[], SinkPart]:
-        """See `CommittingSinkBody.precommit`. What is returned raises `JobError` if the writer raises."""
+        """What is returned raises `JobError` if the writer raises."""
         with self._lock:
             for kept in chain[_Written | _Refused](self._written, self._refused):
                 if kept.checkpoint is None:
@@ -171,7 +241,7 @@ class CommittingWriterBody:
             self._refused = [one for one in self._refused if _is_behind(one, checkpoint)]
 
     def discard(self, restored: int) -> None:
-        """See `CommittingSinkBody.discard`. If the writer is at work, its thread aborts when that is over."""
+        """If the writer is at work, its thread aborts when that is over."""
         self._gathered = []
         with self._lock:
             self._discarded = True
@@ -181,7 +251,7 @@ class CommittingWriterBody:
         self._abort_doomed()
 
     def close(self) -> None:
-        """See `SinkBody.close`. Raises `JobError` if there are rows that no checkpoint holds."""
+        """Raises `JobError` if there are rows that no checkpoint holds."""
         if self._gathered or self._aside:
             raise JobError(f"sink {self._uid!r}: rows came behind the last checkpoint, and would be lost")
 
@@ -190,8 +260,6 @@ class CommittingWriterBody:
             self._write_aside(None)
             self._write_rows(None, self._gathered)
             self._gathered, self._gathered_bytes = [], 0
-
-    # ------------------------------------------------------------ the thread that writes
 
     def _write_up_to(self, checkpoint: int) -> SinkPart:
         try:

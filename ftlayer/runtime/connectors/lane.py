@@ -258,8 +258,6 @@ class PartitionLane:
         self._finished = False
         self._closed = False
 
-    # ------------------------------------------------------------ the loop's side
-
     def take(self, mono_ms: int) -> SourceRows | None:
         """Return the next rows, None if there are none now. Raises what ended the lane, behind its last rows."""
         with self._changed:
@@ -303,8 +301,6 @@ class PartitionLane:
                 self._open.filling.interrupt()
                 self._open = None
             self._changed.notify()
-
-    # ------------------------------------------------------------ the thread's side
 
     def run(self, work: Callable[[], None]) -> None:
         try:
@@ -353,10 +349,9 @@ class PartitionLane:
     def _collect(
         self, split: SplitProgress, rows: list[Any], iterator: Iterator[Any]
     ) -> tuple[list[Any], bool]:
-        """Collect a batch that begins with ``rows``.
+        """Collect a batch that begins with ``rows``; return those that begin the next one, and whether the split ended.
 
-        Returns rows that begin the next one, as they came too late or are none of those that it takes, and whether the
-        split has ended.
+        They came too late, or are none of those that it takes.
         """
         filling = self._filling(rows)
         current = _Open(filling, split, self._clock() + self._limits.age_ms)

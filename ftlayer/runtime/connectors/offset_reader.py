@@ -137,7 +137,6 @@ class RangeProgress:
 
     @property
     def complete(self) -> bool:
-        """Whether the next range begins at ``end``."""
         return all(self.done)
 
 
@@ -192,7 +191,7 @@ class PositionChain:
         return self._last.get(partition)
 
     def advance(self, partition: str, end: bytes) -> SourcePosition:
-        """Return the position of the next rows of ``partition``, behind which it has come to ``end``."""
+        """Return the position of the next rows, behind which ``partition`` has come to ``end``."""
         position = SourcePosition(partition, self._last.get(partition), end)
         self._last[partition] = end
         return position
@@ -263,14 +262,30 @@ def read_split(reader: Any, split: Any) -> Iterator[Any]:
     return iter(reader.readBetweenOffsets(json.loads(split.start), json.loads(split.end)))
 
 
-class _PartitionedReader:
+class _Reader:
     def __init__(self, source: str, reader: Any) -> None:
         self._source = source
         self._reader = reader
-        self._takes_start = bool(inspect.signature(reader.latestOffset).parameters)
 
     def initial(self) -> str:
         return _json(self._source, self._reader.initialOffset())
+
+    def prepare_to_stop(self) -> bool:
+        from ftlayer.functions.data_sources import SupportsTriggerAvailableNow
+
+        if not isinstance(self._reader, SupportsTriggerAvailableNow):
+            return False
+        self._reader.prepareForTriggerAvailableNow()
+        return True
+
+    def commit(self, end: str) -> None:
+        self._reader.commit(json.loads(end))
+
+
+class _PartitionedReader(_Reader):
+    def __init__(self, source: str, reader: Any) -> None:
+        super().__init__(source, reader)
+        self._takes_start = bool(inspect.signature(reader.latestOffset).parameters)
 
     def latest(self, start: str, *, all_of_it: bool) -> str:
         if not self._takes_start:
@@ -284,9 +299,6 @@ class _PartitionedReader:
     def is_behind(self, start: str, end: str) -> bool:
         return self._takes_start and self.latest(start, all_of_it=True) != end
 
-    def prepare_to_stop(self) -> bool:
-        return _prepare_to_stop(self._reader)
-
     def splits(self, start: str, end: str) -> list[Any]:
         plan = getattr(self._reader, "log_ranges", self._reader.partitions)  # that of a `LogReader`
         return list(plan(json.loads(start), json.loads(end)))
@@ -295,23 +307,16 @@ class _PartitionedReader:
         report = getattr(self._reader, "reportLatestOffset", None)  # as above
         return None if report is None else lag_behind(json.loads(at), report())
 
-    def commit(self, end: str) -> None:
-        self._reader.commit(json.loads(end))
-
     def stop(self) -> None:
         self._reader.stop()
 
 
-class _SimpleReader:
+class _SimpleReader(_Reader):
     """A `SimpleDataSourceStreamReader`; keeps the rows that were read last until they are planned."""
 
     def __init__(self, source: str, reader: Any) -> None:
-        self._source = source
-        self._reader = reader
+        super().__init__(source, reader)
         self._read: SimpleSplit | None = None
-
-    def initial(self) -> str:
-        return _json(self._source, self._reader.initialOffset())
 
     def latest(self, start: str, *, all_of_it: bool) -> str:
         found, reached = self._reader.read(json.loads(start))
@@ -327,9 +332,6 @@ class _SimpleReader:
     def is_behind(self, start: str, end: str) -> bool:
         return False  # it has no limit, and what it reads next is known only when it is read
 
-    def prepare_to_stop(self) -> bool:
-        return _prepare_to_stop(self._reader)
-
     def splits(self, start: str, end: str) -> list[Any]:
         read, self._read = self._read, None
         if read is not None and (read.start, read.end) == (start, end):
@@ -339,20 +341,8 @@ class _SimpleReader:
     def lag(self, at: str) -> int | None:
         return None  # what there is it knows only by reading it
 
-    def commit(self, end: str) -> None:
-        self._reader.commit(json.loads(end))
-
     def stop(self) -> None:
         """Do nothing: simple readers have nothing of the kind."""
-
-
-def _prepare_to_stop(reader: Any) -> bool:
-    from ftlayer.functions.data_sources import SupportsTriggerAvailableNow
-
-    if not isinstance(reader, SupportsTriggerAvailableNow):
-        return False
-    reader.prepareForTriggerAvailableNow()
-    return True
 
 
 def _behind(source: str, start: str, end: Any) -> str:
@@ -373,9 +363,6 @@ def _json(source: str, offset: Any) -> str:
         raise ConfigError(
             f"source {source!r}: the offset {offset!r} cannot be written as JSON: {error}"
         ) from error
-
-
-# ---------------------------------------------------------------- digests
 
 
 def digest_of(splits: Sequence[Any]) -> bytes:

@@ -47,16 +47,7 @@ from ftlayer.runtime.connectors.rows import Misfit, RowMaker, SparkRowMaker, ski
 from ftlayer.runtime.protocol.elements import NAMED_SPLIT, Splits
 from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone, unseal
 from ftlayer.runtime.task.actions import SourceRows, TakenRows
-from ftlayer.topology.operators import (
-    Fetched,
-    IterableSource,
-    Member,
-    PushSource,
-    QueueReader,
-    QueueSource,
-    ReaderSource,
-    Source,
-)
+from ftlayer.topology import operators
 from ftlayer.vertex.calls import SourcePosition
 
 
@@ -152,8 +143,10 @@ class PushReader(SourceReader):
     lost may have been persisted or not.
     """
 
-    def __init__(self, source: Source, subtask: int, limits: BatchLimits, wake: Callable[[], None]) -> None:
-        assert isinstance(source.connector, PushSource)
+    def __init__(
+        self, source: operators.Source, subtask: int, limits: BatchLimits, wake: Callable[[], None]
+    ) -> None:
+        assert isinstance(source.connector, operators.PushSource)
         self._uid = source.uid
         self._subtask = subtask
         self._start = source.connector.start
@@ -174,7 +167,7 @@ class PushReader(SourceReader):
         self._stopper: Callable[[], None] | None = None
 
     def start(self) -> None:
-        """See `SourceReader.start`. The user's function runs in a thread: it may stay in it and push."""
+        """The user's function runs in a thread: it may stay in it and push."""
         self._in_thread(self._run)
 
     def assign(self, splits: AssignSplits) -> None:
@@ -197,7 +190,6 @@ class PushReader(SourceReader):
         return SourceRows(f"push-{self._subtask}", self._number, first, payload, None)
 
     def accepted(self, rows: TakenRows) -> SplitDone | None:
-        """See `SourceReader.accepted`; whose rows are all accepted may go on."""
         for part in self._taken.pop(rows.first_ordinal):
             part.pushed.accepted(part.payload.num_rows)
         return None
@@ -208,11 +200,11 @@ class PushReader(SourceReader):
             return self._refusal is not None and self._failure is None and not self._waiting
 
     def finish(self) -> None:
-        """See `SourceReader.finish`. Who pushes from here on gets a `SourceError`."""
+        """Who pushes from here on gets a `SourceError`."""
         self._refuse(SourceError(f"source {self._uid!r} has been told to end: nothing was taken"))
 
     def stop(self) -> None:
-        """See `SourceReader.stop`. Pushes that wait get a `SourceError`: their records may be persisted or not."""
+        """Pushes that wait get a `SourceError`: their records may be persisted or not."""
         self._refuse(SourceError(f"source {self._uid!r} has ended: nothing was taken"))
         with self._changed:
             waiting, taken = list(self._waiting), list(itertools.chain(*self._taken.values()))
@@ -225,11 +217,9 @@ class PushReader(SourceReader):
             part.pushed.fail(lost)
 
     def abandon(self) -> None:
-        """See `SourceReader.abandon`; pushes of other threads are answered as they are accepted."""
+        """Pushes of other threads are answered as they are accepted."""
         with self._changed:
             self._failure = None
-
-    # ------------------------------------------------------------ the user's threads
 
     def __call__(self, records: list[Any]) -> None:
         self.push_async(records).result()
@@ -280,8 +270,6 @@ class PushReader(SourceReader):
             self._changed.notify_all()
         self._wake()
 
-    # ------------------------------------------------------------ the loop's thread
-
     def _next_parts(self) -> Iterator[_PushedBatch]:
         rows = size = 0
         while self._waiting:
@@ -329,8 +317,8 @@ class QueueSourceReader(SourceReader):
 
     def __init__(
         self,
-        source: Source,
-        member: Member,
+        source: operators.Source,
+        member: operators.Member,
         positions: Mapping[str, bytes],
         limits: BatchLimits,
         wake: Callable[[], None],
@@ -338,7 +326,7 @@ class QueueSourceReader(SourceReader):
         stored: bool,
     ) -> None:
         """``stored``: see `Queue.open`."""
-        assert isinstance(source.connector, QueueSource)
+        assert isinstance(source.connector, operators.QueueSource)
         self._uid = source.uid
         self._queue = source.connector.queue
         self._schema = source.schema
@@ -357,16 +345,14 @@ class QueueSourceReader(SourceReader):
         self._rows = 0
         self._next_rows = _FIRST_ROWS
         self._unacknowledged: dict[SourcePosition, Any] = {}
-        self._reader: QueueReader | None = None
+        self._reader: operators.QueueReader | None = None
         # Guards what follows.
         self._changed = threading.Condition()
-        self._ready: deque[Fetched] = deque()
+        self._ready: deque[operators.Fetched] = deque()
         self._accepted: list[Any] = []
         self._failure: BaseException | None = None
         self._fetches = True
         self._closed = False
-
-    # ------------------------------------------------------------ the loop's thread
 
     def start(self) -> None:
         threading.Thread(
@@ -417,13 +403,13 @@ class QueueSourceReader(SourceReader):
             return not self._fetches and not self._ready and self._failure is None
 
     def finish(self) -> None:
-        """See `SourceReader.finish`. What is accepted from here on is acknowledged still."""
+        """What is accepted from here on is acknowledged still."""
         with self._changed:
             self._fetches = False
             self._changed.notify()
 
     def stop(self) -> None:
-        """See `SourceReader.stop`. What was accepted, or is yet, is acknowledged behind this; all else comes again."""
+        """What was accepted, or is yet, is acknowledged behind this; all else comes again."""
         with self._changed:
             self._closed, self._fetches = True, False
             self._ready.clear()
@@ -436,8 +422,6 @@ class QueueSourceReader(SourceReader):
         failure = SourceError(f"source {self._uid!r} cannot be read on: {described(error)}")
         failure.__cause__ = error
         return failure
-
-    # ------------------------------------------------------------ the reader's thread
 
     def _run(self) -> None:
         try:
@@ -454,7 +438,7 @@ class QueueSourceReader(SourceReader):
                     self._failure = error
         self._wake()
 
-    def _read(self, reader: QueueReader) -> None:
+    def _read(self, reader: operators.QueueReader) -> None:
         lag_at = time.monotonic()
         while True:
             fetches, receipts = self._next(lag_at)
@@ -483,7 +467,7 @@ class QueueSourceReader(SourceReader):
     def _has_room(self) -> bool:
         return self._fetches and len(self._ready) < READY_BATCHES
 
-    def _put(self, fetched: Fetched) -> None:
+    def _put(self, fetched: operators.Fetched) -> None:
         size = max(1, fetched.rows.nbytes)
         fitting = max(1, BATCH_BYTES * fetched.rows.num_rows // size)
         self._next_rows = min(self._limits.rows, self._next_rows * _GROWTH, fitting)
@@ -510,7 +494,7 @@ class IterableReader(SourceReader):
 
     def __init__(
         self,
-        source: Source,
+        source: operators.Source,
         subtask: int,
         parallelism: int,
         positions: Mapping[str, bytes],
@@ -518,7 +502,7 @@ class IterableReader(SourceReader):
         wake: Callable[[], None],
         clock: Callable[[], int] = mono_ms,
     ) -> None:
-        assert isinstance(source.connector, IterableSource)
+        assert isinstance(source.connector, operators.IterableSource)
         self._source = source
         self._partitions, self._step = source.connector.partitions, source.connector.step
         self._chain = PositionChain(positions)
@@ -583,7 +567,7 @@ class SplitReader(SourceReader):
 
     def __init__(
         self,
-        source: Source,
+        source: operators.Source,
         subtask: int,
         parallelism: int,
         positions: Mapping[str, bytes],
@@ -592,7 +576,7 @@ class SplitReader(SourceReader):
         wake: Callable[[], None],
         clock: Callable[[], int] = mono_ms,
     ) -> None:
-        assert isinstance(source.connector, ReaderSource)
+        assert isinstance(source.connector, operators.ReaderSource)
         self._uid = source.uid
         self._subtask, self._parallelism = subtask, parallelism
         self._reader = source.connector.reader
@@ -609,7 +593,7 @@ class SplitReader(SourceReader):
         _start_thread(f"{self._uid}-{self._subtask}", self._lane, self._read_all)
 
     def assign(self, splits: AssignSplits) -> None:
-        """See `SourceReader.assign`. A message that says there are no splits (`splits` 0) ends the source."""
+        """A message that says there are no splits (`splits` 0) ends the source."""
         if splits.range.splits == 0:
             self._todo.put(None)
             return
@@ -711,10 +695,7 @@ class SplitReader(SourceReader):
         return items, progress
 
     def _accepted_rows(self, assigned: AssignSplits, split: Split) -> tuple[int, bool]:
-        """Return how many rows of a split are accepted, and whether those are all.
-
-        What this subtask itself was told of its positions counts: its own go on from there.
-        """
+        """Return how many rows of a split are accepted, and whether those are all; by this subtask's own positions."""
         last = self._chain.last(partition_key(split.number))
         if last is not None:
             position = unpack_split(self._uid, last)
@@ -745,7 +726,7 @@ def _take(source: str, lane: PartitionLane, mono_ms: int) -> SourceRows | None:
 
 
 def open_reader(
-    source: Source,
+    source: operators.Source,
     subtask: int,
     parallelism: int,
     *,
@@ -759,8 +740,6 @@ def open_reader(
     """Make the reader of one subtask; `SourceReader.start` starts it.
 
     Args:
-        source: the source.
-        subtask, parallelism: which of how many.
         positions: what `OpenStream` answered for the source's stream; empty with FTStatus.OFF.
         limits: how batches are cut. ``rows`` may not be more than the stream's ``max_pending``.
         key: the job's key, which splits are sealed by.
@@ -768,11 +747,11 @@ def open_reader(
         job: the topology's name.
         again: the reader before this one has failed: ``positions`` are what was taken of it, and not all stored.
     """
-    if isinstance(source.connector, IterableSource):
+    if isinstance(source.connector, operators.IterableSource):
         return IterableReader(source, subtask, parallelism, positions, limits, wake)
-    if isinstance(source.connector, ReaderSource):
+    if isinstance(source.connector, operators.ReaderSource):
         return SplitReader(source, subtask, parallelism, positions, key, limits, wake)
-    if isinstance(source.connector, QueueSource):
-        member = Member(f"{job}/{source.uid}", subtask, parallelism)
+    if isinstance(source.connector, operators.QueueSource):
+        member = operators.Member(f"{job}/{source.uid}", subtask, parallelism)
         return QueueSourceReader(source, member, positions, limits, wake, stored=not again)
     return PushReader(source, subtask, limits, wake)

@@ -17,8 +17,12 @@ from ftlayer.functions.conversion import concat
 from ftlayer.functions.failures import NO_RULES, RetryRules, raise_signalled
 from ftlayer.functions.writing import call_commit, call_write, settle
 from ftlayer.records.failures import RowFailure
-from ftlayer.runtime.connectors.committing_sink import CommittingWriterBody, checked_writer, spark_schema
-from ftlayer.runtime.connectors.rejecting import RowRejections
+from ftlayer.runtime.connectors.committing_sink import (
+    CommittingWriterBody,
+    RowRejections,
+    checked_writer,
+    spark_schema,
+)
 from ftlayer.runtime.task.contract import Settled, SinkBody
 from ftlayer.topology.operators import FunctionSink, Sink, WriterSink
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from ftlayer.checkpoint.coordinator.events import (
     CheckpointEvent,
@@ -17,69 +17,13 @@ from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.loading import JobResult
 from ftlayer.common.checks import Duration, UserFacing, check_text, wait_seconds
 from ftlayer.errors import CheckpointError, FTLayerError
+from ftlayer.runtime.driver.job_thread import JobThread
 from ftlayer.runtime.driver.rules.events import JobState
-from ftlayer.runtime.driver.rules.job_rules import CheckpointCalls
 from ftlayer.runtime.driver.rules.job_status import JobStatus
 from ftlayer.vertex.calls.jobs import CheckpointDetails, CheckpointTotals
 
 # Of the time that `Job.cancel` is given; the rest is for what comes behind the commit.
 COMMIT_SHARE = 0.8
-
-
-class Execution(Protocol):
-    """What a `Job` is the handle of: a `JobThread`, or an `EndedJob`. Any thread may ask it."""
-
-    @property
-    def job(self) -> str:
-        """The id of this execution."""
-
-    @property
-    def name(self) -> str:
-        """The topology's name."""
-
-    @property
-    def state(self) -> JobState:
-        """Where the job is."""
-
-    @property
-    def error(self) -> FTLayerError | None:
-        """What the job failed with; None while it runs, and if it ended or was cancelled."""
-
-    @property
-    def ends_by(self) -> FTLayerError | None:
-        """The same, and before the job is over what it is about to fail with."""
-
-    @property
-    def result(self) -> JobResult | None:
-        """How the job has ended; None where that is not kept."""
-
-    @property
-    def checkpoints(self) -> CheckpointCalls:
-        """The calls for its checkpoints; raises `FTLayerError` where there are none."""
-
-    def status(self) -> JobStatus:
-        """Return what is known of the job now."""
-
-    def history(self) -> tuple[CheckpointDetails, ...]:
-        """Return its checkpoints under way, and the last 100 others; the latest first."""
-
-    def later(self, work: Callable[[], None]) -> None:
-        """Have something done in the job's thread."""
-
-    def drain(self) -> None:
-        """Have the sources end, and then the job."""
-
-    def cancel(self, close_by_s: float | None) -> None:
-        """Have the job end now; a commit has until ``close_by_s`` of the monotone clock (None: as it takes)."""
-
-    def interrupt(self) -> None:
-        """Have the last checkpoints stay, whatever ``retention`` says."""
-
-    def wait_until_over(self, timeout: float | None) -> bool:
-        """Wait up to ``timeout`` seconds until the job is over; return whether it is."""
-
-    def wait_until_up(self, timeout: float | None) -> bool:
-        """Wait up to ``timeout`` seconds until all tasks run, or the job is over; return whether that is so."""
 
 
 _WORDS = {
@@ -98,7 +42,7 @@ _WORDS = {
 class Job(UserFacing, words=_WORDS):
     """The handle of a running topology. Any thread may use it. Made by `StreamEnvironment.execute_async`."""
 
-    def __init__(self, execution: Execution) -> None:
+    def __init__(self, execution: JobThread | EndedJob) -> None:
         self._execution = execution
 
     @property
@@ -127,7 +71,6 @@ class Job(UserFacing, words=_WORDS):
         return f"Job({self.name!r}, {self.state})"
 
     def _repr_html_(self) -> str:
-        """Return the status as HTML, for notebooks."""
         return self.status()._repr_html_()
 
     def wait_until_running(self, timeout: Duration | None = None) -> bool:

@@ -24,29 +24,7 @@ from ftlayer.functions.failures import raise_signalled
 from ftlayer.functions.pickling import missing_in
 from ftlayer.runtime.driver.control_server import ControlServer
 from ftlayer.runtime.driver.planners import Planners
-from ftlayer.runtime.driver.rules.events import (
-    AskSession,
-    Broke,
-    Broken,
-    CancelRequested,
-    CancelSlot,
-    CountTasks,
-    DrainRequested,
-    Event,
-    JobInstruction,
-    JobState,
-    Over,
-    Said,
-    SendTo,
-    SessionOver,
-    SlotDown,
-    SlotUp,
-    SparkJobEnded,
-    SubmitSlot,
-    TaskCounts,
-    TasksCounted,
-    Tick,
-)
+from ftlayer.runtime.driver.rules import events as job_events
 from ftlayer.runtime.driver.rules.job_core import JobCore
 from ftlayer.runtime.driver.rules.job_rules import CheckpointCalls, DriverMode, JobContext, OpenMode
 from ftlayer.runtime.driver.rules.job_status import (
@@ -61,21 +39,7 @@ from ftlayer.runtime.driver.rules.job_status import (
 )
 from ftlayer.runtime.driver.rules.slot_record import Crew
 from ftlayer.runtime.driver.session import SlotSubmitter
-from ftlayer.runtime.protocol.messages import (
-    END_TO_END,
-    PERSIST,
-    AskStack,
-    AssignSplits,
-    FromSlot,
-    Heartbeat,
-    SlotEnded,
-    SlotFailed,
-    SourceFailed,
-    SplitDone,
-    StackTaken,
-    ToSlot,
-    histograms_of,
-)
+from ftlayer.runtime.protocol import messages
 from ftlayer.topology.job_graph import JobGraph, operators_needing
 from ftlayer.vertex.calls import CheckpointDetails, HistogramDetails, Incident, StreamStatus
 
@@ -97,13 +61,10 @@ class JobReport:
     ) -> None:
         """Ask the vertex for what there was before the job.
 
-        ``run`` names the execution. ``lock`` is held where ``core`` gets events, and for `update`. ``planners`` are
-        those of its readers.
+        ``run`` names the execution. ``lock`` is held where ``core`` gets events, and for `update`.
         """
-        self._run = run
-        self._graph = graph
-        self._core = core
-        self._mode = mode
+        self._run, self._graph = run, graph
+        self._core, self._mode = core, mode
         self._lock = lock
         self._planners = planners
         self._asking = threading.Lock()
@@ -129,7 +90,7 @@ class JobReport:
                 self._exemplars[name] = exemplar
 
     def ending(self) -> None:
-        """The job has come to its final state: its time stands still."""
+        """The job's time stands still."""
         self._ended_ms = mono_ms()
 
     def over(self) -> None:
@@ -187,8 +148,8 @@ class JobReport:
         return status
 
     def _histograms(self, totals: Mapping[str, int]) -> Iterator[tuple[str, HistogramDetails]]:
-        for name in (PERSIST, END_TO_END):
-            found = histograms_of(name, totals, LATENCY_BOUNDS, self._exemplars)
+        for name in (messages.PERSIST, messages.END_TO_END):
+            found = messages.histograms_of(name, totals, LATENCY_BOUNDS, self._exemplars)
             for part, histogram in found.items():
                 yield f"{name}|{part}", HistogramDetails.of(histogram)
 
@@ -208,18 +169,18 @@ class Stacks:
         self._numbers = itertools.count(1)
         self._asked: dict[int, Future[str]] = {}
 
-    def ask(self) -> tuple[AskStack, Future[str]]:
+    def ask(self) -> tuple[messages.AskStack, Future[str]]:
         answer: Future[str] = Future()
         with self._lock:
             number = next(self._numbers)
             self._asked[number] = answer
-        return AskStack(number), answer
+        return messages.AskStack(number), answer
 
-    def forget(self, asked: AskStack) -> None:
+    def forget(self, asked: messages.AskStack) -> None:
         with self._lock:
             self._asked.pop(asked.number, None)
 
-    def taken(self, answer: StackTaken) -> None:
+    def taken(self, answer: messages.StackTaken) -> None:
         with self._lock:
             asked = self._asked.pop(answer.number, None)
         if asked is not None:
@@ -239,7 +200,7 @@ class Later:
     work: Callable[[], None]
 
 
-JobEvent: TypeAlias = Event | AssignSplits | Later
+JobEvent: TypeAlias = job_events.Event | messages.AssignSplits | Later
 
 
 @dataclass(frozen=True)
@@ -274,16 +235,15 @@ class JobThread:
         self._over = threading.Event()
         self._changed = threading.Condition()  # told whenever the job's state may be another one
         self._close_by_s: float | None = None
-        self._verdict: Over | None = None
+        self._verdict: job_events.Over | None = None
 
-    # ------------------------------------------------------------ for its handle: any thread
-
+    # What its handle asks: any thread.
     @property
     def name(self) -> str:
         return self._parts.graph.name
 
     @property
-    def state(self) -> JobState:
+    def state(self) -> job_events.JobState:
         return self._core.state
 
     @property
@@ -298,7 +258,6 @@ class JobThread:
 
     @property
     def result(self) -> JobResult | None:
-        """How the job has ended, as it is kept with its checkpoints; None where it is not."""
         return self._mode.result
 
     @property
@@ -310,7 +269,6 @@ class JobThread:
         return self._report.status()
 
     def history(self) -> tuple[CheckpointDetails, ...]:
-        """Return the checkpoints under way, and the last 100 others; the latest first."""
         return self.checkpoints.history()
 
     def stack(self, number: int, timeout_s: float = STACK_S) -> str:
@@ -338,48 +296,46 @@ class JobThread:
         self._events.put(Later(work))
 
     def drain(self) -> None:
-        self._events.put(DrainRequested())
+        self._events.put(job_events.DrainRequested())
 
     def cancel(self, close_by_s: float | None) -> None:
         """Have the job end now; a commit has until ``close_by_s`` of the monotone clock (None: as it takes)."""
         if close_by_s is not None:
             self._close_by_s = close_by_s
-        self._events.put(CancelRequested("the job was cancelled"))
+        self._events.put(job_events.CancelRequested("the job was cancelled"))
 
     def interrupt(self) -> None:
         self.interrupted = True
 
     def wait_until_over(self, timeout: float | None) -> bool:
-        """Wait up to ``timeout`` seconds until the job is over; return whether it is."""
         return self._over.wait(timeout)
 
     def wait_until_up(self, timeout: float | None) -> bool:
-        """Wait up to ``timeout`` seconds until all tasks run, or the job is over; return whether that is so."""
+        """Wait until all tasks run, or the job is over; return whether that is so."""
         with self._changed:
             return self._changed.wait_for(lambda: self._over.is_set() or self.state.is_up, timeout)
 
-    # ------------------------------------------------------------ for its parts
-
-    def slot_said(self, slot: int, instance: str, message: FromSlot) -> None:
-        if isinstance(message, StackTaken):
+    # What its parts say: any thread.
+    def slot_said(self, slot: int, instance: str, message: messages.FromSlot) -> None:
+        if isinstance(message, messages.StackTaken):
             self._stacks.taken(message)
             return
-        self._events.put(Said(slot, instance, message))
+        self._events.put(job_events.Said(slot, instance, message))
 
     def slot_lost(self, slot: int, instance: str, reason: str) -> None:
-        self._events.put(Broke(slot, instance, reason))
+        self._events.put(job_events.Broke(slot, instance, reason))
 
     def spark_job_ended(self, slot: int, attempt: int, error: str | None) -> None:
         needed_by = "" if error is None else operators_needing(missing_in(error), self._parts.graph)
-        self._events.put(SparkJobEnded(slot, attempt, error, needed_by))
+        self._events.put(job_events.SparkJobEnded(slot, attempt, error, needed_by))
 
     def session_over(self, error: FTLayerError) -> None:
-        self._events.put(SessionOver(error))
+        self._events.put(job_events.SessionOver(error))
 
-    def tasks_counted(self, counts: TaskCounts | None) -> None:
-        self._events.put(TasksCounted(counts))
+    def tasks_counted(self, counts: job_events.TaskCounts | None) -> None:
+        self._events.put(job_events.TasksCounted(counts))
 
-    def send_splits(self, splits: AssignSplits) -> None:
+    def send_splits(self, splits: messages.AssignSplits) -> None:
         """Send splits to the slot of their subtask, if it runs; else its planner is told that it is up later."""
         self._events.put(splits)
 
@@ -387,28 +343,21 @@ class JobThread:
         self.later(lambda: self.checkpoints.backlog(source, working_off))
 
     def broken(self, error: FTLayerError) -> None:
-        self._events.put(Broken(error))
+        self._events.put(job_events.Broken(error))
 
     def start(self, parts: JobParts) -> None:
         self._parts = parts
         crew = Crew(parts.graph.slots, parts.options.start_timeout_ms)
         self._mode: DriverMode[Any] = parts.mode(
             JobContext(
-                self.job,
-                parts.graph,
-                parts.restart,
-                crew,
-                happened=self._events.put,
-                later=self.later,
-                tell=self._tell_slot,
+                self.job, parts.graph, parts.restart, crew, self._events.put, self.later, self._tell_slot
             )
         )
         self._core: JobCore[Any] = JobCore(crew, parts.options, self._mode.rules)
         self._report = JobReport(self.job, parts.graph, self._core, self._mode, self._lock, parts.planners)
         threading.Thread(target=self._run, name=f"ftlayer-job-{self.name}", daemon=True).start()
 
-    # ------------------------------------------------------------ the coordinator's thread
-
+    # The coordinator's thread.
     def _run(self) -> None:
         try:
             self.begin()
@@ -418,12 +367,14 @@ class JobThread:
             raise_signalled(error)
             # A fault of ours: without this the job would stand still unnoticed.
             logger.exception("the coordinator of job %r has failed", self.name)
-            self._verdict = Over(JobState.FAILED, JobError(f"the coordinator has failed: {error!r}"))
+            self._verdict = job_events.Over(
+                job_events.JobState.FAILED, JobError(f"the coordinator has failed: {error!r}")
+            )
         finally:
             self.finish()
 
     @property
-    def verdict(self) -> Over | None:
+    def verdict(self) -> job_events.Over | None:
         return self._verdict
 
     @property
@@ -438,18 +389,18 @@ class JobThread:
         try:
             event = self._events.get(timeout=TICK_S)
         except queue.Empty:
-            event = Tick()
-        if isinstance(event, AssignSplits):
+            event = job_events.Tick()
+        if isinstance(event, messages.AssignSplits):
             self._send_splits(event)
         elif isinstance(event, Later):
             event.work()
         else:
             self._take(event)
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: job_events.Event) -> None:
         moment_ms = mono_ms()
         with self._lock:
-            if isinstance(event, Said):
+            if isinstance(event, job_events.Said):
                 self._note(event, moment_ms)
             before = self._core.state
             instructions = self._core.handle(event, moment_ms)
@@ -457,7 +408,7 @@ class JobThread:
             is_other = self._core.state is not before
         for incident in news:
             self._log(incident, event)
-        if isinstance(event, DrainRequested):
+        if isinstance(event, job_events.DrainRequested):
             self._parts.planners.drain()
         self._do_all(instructions)
         self._mode.after(event, self._core.state, moment_ms)
@@ -465,64 +416,74 @@ class JobThread:
             # Behind all that the change brings about.
             self._tell_changed()
 
-    def _log(self, incident: Incident, event: Event) -> None:
-        if isinstance(event, Said) and isinstance(event.message, SourceFailed) and incident.kind == "loss":
+    def _log(self, incident: Incident, event: job_events.Event) -> None:
+        if (
+            isinstance(event, job_events.Said)
+            and isinstance(event.message, messages.SourceFailed)
+            and incident.kind == "loss"
+        ):
             return  # `_note` has said it, with the pause.
-        level = _LEVELS.get(incident.kind, logging.ERROR if self.state is JobState.FAILED else logging.INFO)
+        level = _LEVELS.get(
+            incident.kind, logging.ERROR if self.state is job_events.JobState.FAILED else logging.INFO
+        )
         logger.log(level, "topology %r: %s", self.name, incident.text.partition("\n")[0])
 
     def _tell_changed(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
-    def _note(self, said: Said, now_ms: int) -> None:
+    def _note(self, said: job_events.Said, now_ms: int) -> None:
         match said.message:
-            case Heartbeat(counters=counters) | SlotEnded(counters=counters) | SlotFailed(counters=counters):
+            case (
+                messages.Heartbeat(counters=counters)
+                | messages.SlotEnded(counters=counters)
+                | messages.SlotFailed(counters=counters)
+            ):
                 self._report.update(said.instance, counters, now_ms)
-        if isinstance(said.message, Heartbeat):
+        if isinstance(said.message, messages.Heartbeat):
             self._report.update_exemplars(said.message.exemplars)
         self._mode.before(said)
         match said.message:
-            case SourceFailed(reason=reason, pause_ms=pause_ms):
+            case messages.SourceFailed(reason=reason, pause_ms=pause_ms):
                 logger.warning("%s; it is started again in %d ms", reason, pause_ms)
-            case SplitDone() as done if self._core.slots[said.slot].is_instance(said.instance):
+            case messages.SplitDone() as done if self._core.slots[said.slot].is_instance(said.instance):
                 self._parts.planners.split_done(done)
 
-    def _send_splits(self, splits: AssignSplits) -> None:
+    def _send_splits(self, splits: messages.AssignSplits) -> None:
         slot = self._core.slots[self._parts.graph.slot_of(splits.source, splits.subtask)]
         if slot.running and slot.hello is not None:
             self._parts.server.send(slot.hello.instance, splits)
 
-    def _do_all(self, instructions: list[JobInstruction | Any]) -> None:
+    def _do_all(self, instructions: list[job_events.JobInstruction | Any]) -> None:
         for instruction in instructions:
-            if isinstance(instruction, JobInstruction):
+            if isinstance(instruction, job_events.JobInstruction):
                 self._do(instruction)
             else:
                 self._mode.carry_out(instruction)
 
-    def _do(self, instruction: JobInstruction) -> None:
+    def _do(self, instruction: job_events.JobInstruction) -> None:
         parts = self._parts
         match instruction:
-            case SendTo(_, instance, message):
+            case job_events.SendTo(_, instance, message):
                 parts.server.send(instance, message)
-            case SubmitSlot(slot, attempt):
+            case job_events.SubmitSlot(slot, attempt):
                 parts.submitter.submit(slot, attempt)
-            case CancelSlot(slot, attempt):
+            case job_events.CancelSlot(slot, attempt):
                 parts.submitter.cancel(slot, attempt)
-            case AskSession():
+            case job_events.AskSession():
                 parts.submitter.ask_session()
-            case CountTasks():
+            case job_events.CountTasks():
                 parts.submitter.count_tasks(self.tasks_counted)
-            case SlotUp(slot):
+            case job_events.SlotUp(slot):
                 parts.planners.slot_up(slot)
-            case SlotDown(slot):
+            case job_events.SlotDown(slot):
                 parts.planners.slot_down(slot)
-            case Over():
+            case job_events.Over():
                 self._verdict = instruction
             case _:
                 assert_never(instruction)
 
-    def _tell_slot(self, number: int, message: ToSlot) -> None:
+    def _tell_slot(self, number: int, message: messages.ToSlot) -> None:
         slot = self._core.slots[number]
         if slot.running and slot.hello is not None:
             self._parts.server.send(slot.hello.instance, message)
@@ -550,8 +511,9 @@ class JobThread:
             raise_signalled(error)
             # Callers that wait for the job have to hear of it.
             logger.exception("the end of job %r has failed", self.name)
-            self._verdict = Over(
-                JobState.FAILED, JobError(f"the coordinator has failed at the job's end: {error!r}")
+            self._verdict = job_events.Over(
+                job_events.JobState.FAILED,
+                JobError(f"the coordinator has failed at the job's end: {error!r}"),
             )
         finally:
             self._report.over()
@@ -572,5 +534,5 @@ class JobThread:
                 )
 
     def _hand_back(self) -> None:
-        """Say that the job's name and task slots are free, once nothing is done in its name any more."""
+        # Its name and task slots are free once nothing is done in its name any more.
         self._mode.when_done(self._parts.on_over)

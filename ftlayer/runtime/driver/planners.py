@@ -17,7 +17,7 @@ from ftlayer.errors import FTLayerError, SourceError
 from ftlayer.functions.failures import raise_signalled
 from ftlayer.runtime.connectors.offset_reader import OffsetReader, offset_reader
 from ftlayer.runtime.driver.rules import planner_rules
-from ftlayer.runtime.driver.rules.range_keeper import OpenKeeper, ReaderCalls
+from ftlayer.runtime.driver.rules.planner_rules import OpenKeeper, ReaderCalls
 from ftlayer.runtime.protocol.messages import AssignSplits, SplitDone
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.operators import ReaderSource, Source
@@ -49,12 +49,9 @@ class ReaderPlanner:
         backlog: Callable[[str, bool], None] | None = None,
         clock: Callable[[], Now] = system_now,
     ) -> None:
-        """Take the source over; nothing of it is called before `start`.
+        """Take a source with a `ReaderSource` over; nothing of it is called before `start`.
 
         Args:
-            source: a source with a `ReaderSource`.
-            parallelism: its subtasks.
-            key: the job's key, to seal splits with.
             keeper: opens what the job's mode has for the source; called at once.
             send: sends a message to the slot of its subtask; any thread, must not block. A message to a slot that has
                 just been lost may be dropped.
@@ -63,7 +60,6 @@ class ReaderPlanner:
             stop_at_latest: end the source at the offset that is the latest when it starts.
             backlog: told whether the source, by its uid, works off a backlog: whether its reader's limit cuts what
                 there is to read; any thread, must not block. None: that is not asked for.
-            clock: tells when the reader is asked again.
         """
         self._uid = source.uid
         self._send = send
@@ -88,8 +84,6 @@ class ReaderPlanner:
             stop_at_latest=stop_at_latest,
             tells_backlog=backlog is not None,
         )
-
-    # ------------------------------------------------------------ any thread
 
     @property
     def unanswered_ms(self) -> int:
@@ -144,8 +138,6 @@ class ReaderPlanner:
                 self._stops = True
             case _:
                 assert_never(instruction)
-
-    # ------------------------------------------------------------ the planner's thread
 
     def _run(self) -> None:
         while self._wait():
@@ -236,11 +228,7 @@ class Planners:
         backlog: Callable[[str, bool], None] | None = None,
         clock: Callable[[], Now] = system_now,
     ) -> None:
-        """``failed`` is told of the error of a reader that the strategy has given up, ``backlog`` and
-        ``clock`` as `ReaderPlanner` says. ``keeper`` opens that of each source, as the job's mode has it.
-
-        ``key`` is the order's, which slots open splits with.
-        """
+        """``failed`` is told of the error of a reader that the strategy has given up; all else as `ReaderPlanner`."""
         self._failed = failed
         self._closed = threading.Event()
         self._parallelism: dict[str, int] = {}
@@ -276,7 +264,6 @@ class Planners:
         }
 
     def away(self) -> dict[str, int]:
-        """Return, by source, for how long (ms) its reader has been asked in vain, see `ReaderPlanner.unanswered_ms`."""
         return {uid: planner.unanswered_ms for uid, planner in self.by_source.items()}
 
     def start(self) -> None:
@@ -284,14 +271,15 @@ class Planners:
             planner.start()
 
     def slot_up(self, slot: int) -> None:
-        for uid, planner in self.by_source.items():
-            if slot < self._parallelism[uid]:
-                planner.handle(planner_rules.SubtaskUp(slot))
+        self._handle_of(slot, planner_rules.SubtaskUp(slot))
 
     def slot_down(self, slot: int) -> None:
+        self._handle_of(slot, planner_rules.SubtaskDown(slot))
+
+    def _handle_of(self, slot: int, event: planner_rules.PlannerEvent) -> None:
         for uid, planner in self.by_source.items():
             if slot < self._parallelism[uid]:
-                planner.handle(planner_rules.SubtaskDown(slot))
+                planner.handle(event)
 
     def split_done(self, done: SplitDone) -> None:
         planner = self.by_source.get(done.source)

@@ -16,19 +16,7 @@ from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_thread import JobThread
 from ftlayer.runtime.driver.rules.job_status import AWAY, LAG, CheckpointTimes, JobStatus
 from ftlayer.topology.job_graph import JobGraph, partitioner_name
-from ftlayer.vertex.calls.jobs import (
-    FAILING,
-    CheckpointDetails,
-    HistogramDetails,
-    Incident,
-    JobDetails,
-    JobKind,
-    JobOrder,
-    JobPlan,
-    OrderAction,
-    PlanEdge,
-    PlanNode,
-)
+from ftlayer.vertex.calls import jobs
 
 CHAIN_TOTALS = ("records_in", "records_out", "late")
 
@@ -57,16 +45,16 @@ class TopologyTelling:
     def run(self) -> str:
         return self.execution.job
 
-    def details(self, known_checkpoint: int, *, with_plan: bool) -> JobDetails:
+    def details(self, known_checkpoint: int, *, with_plan: bool) -> jobs.JobDetails:
         final = self.execution.wait_until_over(0)
         status = self.execution.status()
         history = () if self.checkpointing is None else self.execution.history()
         times = self._checkpoint_times
         times.take(history)
-        return JobDetails(
+        return jobs.JobDetails(
             owner=self.graph.name,
             name=self.graph.name,
-            kind=JobKind.TOPOLOGY,
+            kind=jobs.JobKind.TOPOLOGY,
             run=self.run,
             mode=self.mode,
             state=str(status.state),
@@ -87,7 +75,7 @@ class TopologyTelling:
             counters=status.counters | self._of_chains(status) | self._written() | _of_sources(status),
             rates=status.rates,
             histograms=status.histograms
-            | {name: HistogramDetails.of(each) for name, each in times.histograms.items()},
+            | {name: jobs.HistogramDetails.of(each) for name, each in times.histograms.items()},
             incidents=(
                 *(replace(each, text=shortened(each.text, MAX_TEXT)) for each in status.incidents),
                 *_failed(history),
@@ -98,27 +86,27 @@ class TopologyTelling:
             links=self.links,
         )
 
-    def carry_out(self, order: JobOrder) -> str:
+    def carry_out(self, order: jobs.JobOrder) -> str:
         job = Job(self.execution)
         if job.over(0):
             raise UnsupportedError(f"{job.name!r} is {job.state}: nothing can be asked of it")
         match order.action:
-            case OrderAction.SAVEPOINT:
+            case jobs.OrderAction.SAVEPOINT:
                 return shown_url(job.savepoint(order.directory))
-            case OrderAction.STOP if self.checkpointing is None:
+            case jobs.OrderAction.STOP if self.checkpointing is None:
                 raise UnsupportedError(
                     f"{job.name!r} runs without checkpoints, so there is no savepoint to stop with: drain it, and all "
                     "that it has read is done first; or cancel it, and what is pending stays for its next start"
                 )
-            case OrderAction.STOP:
+            case jobs.OrderAction.STOP:
                 return shown_url(job.stop_with_savepoint(order.directory))
-            case OrderAction.DRAIN:
+            case jobs.OrderAction.DRAIN:
                 if job.drain(order.timeout_ms / 1_000 if order.timeout_ms else None):
                     return "everything that it had read is done"
                 return f"it is {job.state}: what is pending stays for its next start"
-            case OrderAction.CANCEL:
+            case jobs.OrderAction.CANCEL:
                 return "it is cancelled" if job.cancel() else f"it is {job.state}, and ends as soon as it can"
-            case OrderAction.STACK:
+            case jobs.OrderAction.STACK:
                 return self.execution.stack(order.slot)
 
     def _of_chains(self, status: JobStatus) -> dict[str, int]:
@@ -129,7 +117,8 @@ class TopologyTelling:
         return {
             f"{name}/{chain.uid}": getattr(chain, name)
             for chain in status.chains
-            for name in CHAIN_TOTALS + (FAILING if self.graph.vertex(chain.uid).failures is not None else ())
+            for name in CHAIN_TOTALS
+            + (jobs.FAILING if self.graph.vertex(chain.uid).failures is not None else ())
         }
 
     def _written(self) -> dict[str, int]:
@@ -146,15 +135,17 @@ def _of_sources(status: JobStatus) -> dict[str, int]:
     return lags | {f"{AWAY}{uid}": away_ms for uid, away_ms in status.away.items()}
 
 
-def plan_of(graph: JobGraph) -> JobPlan:
+def plan_of(graph: JobGraph) -> jobs.JobPlan:
     """Return what a graph is made of, without what only runs."""
-    return JobPlan(
+    return jobs.JobPlan(
         tuple(
-            PlanNode(vertex.uid, tuple(operator.uid for operator in vertex.operators), vertex.parallelism)
+            jobs.PlanNode(
+                vertex.uid, tuple(operator.uid for operator in vertex.operators), vertex.parallelism
+            )
             for vertex in graph.vertices
         ),
         tuple(
-            PlanEdge(
+            jobs.PlanEdge(
                 edge.source,
                 edge.target,
                 partitioner_name(edge.partitioner, edge.routing),
@@ -166,10 +157,10 @@ def plan_of(graph: JobGraph) -> JobPlan:
     )
 
 
-def _failed(history: tuple[CheckpointDetails, ...]) -> list[Incident]:
+def _failed(history: tuple[jobs.CheckpointDetails, ...]) -> list[jobs.Incident]:
     failed = [each for each in history if each.state == CheckpointState.FAILED][:MAX_FAILED_CHECKPOINTS]
     return [
-        Incident(
+        jobs.Incident(
             each.ended_ms,
             "checkpoint",
             shortened(f"{each.kind} {each.number} failed: {each.failure}", MAX_TEXT),
@@ -178,7 +169,7 @@ def _failed(history: tuple[CheckpointDetails, ...]) -> list[Incident]:
     ]
 
 
-def _told(history: tuple[CheckpointDetails, ...], known: int) -> tuple[CheckpointDetails, ...]:
+def _told(history: tuple[jobs.CheckpointDetails, ...], known: int) -> tuple[jobs.CheckpointDetails, ...]:
     """Return checkpoints under way, and those that ended behind ``known``; of too many the oldest ones."""
     new = [each for each in reversed(history) if not each.ended_ms or each.number > known]
     return tuple(

@@ -96,9 +96,7 @@ class Place:
 def check_session(spark: Any) -> None:
     """Raise for a session that slots cannot live in.
 
-    Raises:
-        ConfigError: speculation is on, or Spark kills idle Python workers.
-        JobStartError: the session has ended.
+    `ConfigError`: speculation is on, or Spark kills idle Python workers. `JobStartError`: it has ended.
     """
     end = how_it_ended(spark)
     if end is not None:
@@ -248,12 +246,6 @@ def _address_towards(host: str) -> str:
         ) from error
 
 
-# Slots as Spark jobs: each a job of one task that runs until its slot ends, submitted from a thread of its own.
-#
-# A job each, so that a lost slot is submitted again alone: the tasks of one job share its budget of failures. Through
-# ``mapInArrow``, which classic sessions and Spark Connect both have.
-
-
 OnEnded = Callable[[int, int, str | None], None]
 
 # Of Spark's account of a failure; a Python traceback fits.
@@ -261,7 +253,10 @@ MAX_ERROR_CHARS = 4_000
 
 
 class SlotSubmitter:
-    """Starts slots in a Spark session and ends them.
+    """Starts slots in a Spark session and ends them: each a job of one task, submitted from a thread of its own.
+
+    A job each, so that a lost slot is submitted again alone: the tasks of one job share its budget of failures.
+    Through ``mapInArrow``, which classic sessions and Spark Connect both have.
 
     ``on_ended(slot, attempt, error)`` is called once for each `submit`, by the thread of that Spark job; ``error`` is
     None when it ended well. ``on_session_over(error)`` is called when the session is found to have ended; before
@@ -365,10 +360,7 @@ class SlotSubmitter:
 
 
 class SlotRunner:
-    """The function that Spark runs in a slot's task: ``run(order)``, with the order pickled once for all slots.
-
-    ``order`` is a cloudpickled `SlotOrder` of slot 0.
-    """
+    """The function that Spark runs in a slot's task: ``run(order)``, of a cloudpickled `SlotOrder` of slot 0."""
 
     def __init__(self, order: bytes, run: Callable[[Any], None]) -> None:
         self._order, self._run = order, run

@@ -17,8 +17,7 @@ from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.offset_reader import progress_of
 from ftlayer.runtime.connectors.readers import SourceReader, open_reader
 from ftlayer.runtime.driver.planners import ReaderPlanner
-from ftlayer.runtime.driver.rules.planner_rules import SubtaskDown, SubtaskUp
-from ftlayer.runtime.driver.rules.range_keeper import KeptRanges, PositionKeeper
+from ftlayer.runtime.driver.rules.planner_rules import KeptRanges, PositionKeeper, SubtaskDown, SubtaskUp
 from ftlayer.runtime.protocol.messages import AssignSplits
 from ftlayer.runtime.task.actions import SourceRows
 from ftlayer.topology.operators import IterableSource, ReaderSource, Source

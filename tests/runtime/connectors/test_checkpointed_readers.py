@@ -25,8 +25,13 @@ from ftlayer.runtime.barrier_mode.driver.rules.reader_checkpoints import (
 )
 from ftlayer.runtime.connectors.offset_reader import SplitPosition, pack_rows, partition_key
 from ftlayer.runtime.driver.planners import ReaderPlanner
-from ftlayer.runtime.driver.rules.planner_rules import DrainSource, SubtaskDown, SubtaskUp
-from ftlayer.runtime.driver.rules.range_keeper import KeptRanges, PlannedRange
+from ftlayer.runtime.driver.rules.planner_rules import (
+    DrainSource,
+    KeptRanges,
+    PlannedRange,
+    SubtaskDown,
+    SubtaskUp,
+)
 from ftlayer.runtime.protocol.messages import AssignSplits, ReaderRange
 from ftlayer.topology.operators import ReaderSource, Source
 

@@ -15,8 +15,7 @@ from ftlayer.errors import SourceError, StaleOwnerError, VertexUnavailableError
 from ftlayer.functions.data_sources import ReadAllAvailable, ReadMaxRows
 from ftlayer.runtime.barrier_mode.driver.rules.reader_checkpoints import SourceCheckpoints
 from ftlayer.runtime.driver.planners import ReaderPlanner
-from ftlayer.runtime.driver.rules.planner_rules import SubtaskDown, SubtaskUp
-from ftlayer.runtime.driver.rules.range_keeper import KeptRanges
+from ftlayer.runtime.driver.rules.planner_rules import KeptRanges, SubtaskDown, SubtaskUp
 from ftlayer.spark.deliveries import ingest_reader
 from ftlayer.spark.deliveries.ingest_reader import IngestReader
 from ftlayer.topology.operators import ReaderSource, Source

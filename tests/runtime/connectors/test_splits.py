@@ -16,7 +16,7 @@ from ftlayer.runtime.connectors.offset_reader import (
     progress_of,
     unpack_split,
 )
-from ftlayer.runtime.driver.rules.range_keeper import PlannedRange, SplitPlanner
+from ftlayer.runtime.driver.rules.planner_rules import PlannedRange, SplitPlanner
 from ftlayer.runtime.protocol.messages import AssignSplits, ReaderRange, Split, SplitDone
 
 

@@ -28,14 +28,17 @@ from ftlayer.runtime.connectors.offset_reader import (
 from ftlayer.runtime.driver.rules.planner_rules import (
     CallReader,
     KeeperEvent,
+    PlannedRange,
     PlannerEvent,
     PlannerRules,
     PollDue,
+    PositionKeeper,
+    RangeKeeper,
     ReaderAnswered,
+    ReaderCalls,
     SubtaskDown,
     SubtaskUp,
 )
-from ftlayer.runtime.driver.rules.range_keeper import PlannedRange, PositionKeeper, RangeKeeper, ReaderCalls
 from ftlayer.runtime.protocol.messages import AssignSplits, ReaderRange, Split, SplitDone
 
 MANY = 5_000

@@ -21,18 +21,21 @@ from ftlayer.runtime.driver.rules.planner_rules import (
     CloseSource,
     DrainSource,
     KeeperEvent,
+    PlannedRange,
     PlannerEvent,
     PlannerInstruction,
     PlannerRules,
     PollDue,
+    PositionKeeper,
+    RangeKeeper,
     ReaderAnswered,
+    ReaderCalls,
     StopReader,
     SubtaskDown,
     SubtaskUp,
     TellBacklog,
     WarnReadAgain,
 )
-from ftlayer.runtime.driver.rules.range_keeper import PlannedRange, PositionKeeper, RangeKeeper, ReaderCalls
 from ftlayer.runtime.protocol.messages import AssignSplits, ReaderRange, Split, SplitDone
 
 Asked: TypeAlias = tuple[Any, ...]

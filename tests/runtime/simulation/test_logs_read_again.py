@@ -36,13 +36,14 @@ from ftlayer.runtime.connectors.offset_reader import (
 from ftlayer.runtime.driver.rules.planner_rules import (
     CallReader,
     CloseSource,
+    PlannedRange,
     PlannerEvent,
     PlannerRules,
     PollDue,
+    ReaderCalls,
     SubtaskDown,
     SubtaskUp,
 )
-from ftlayer.runtime.driver.rules.range_keeper import PlannedRange, ReaderCalls
 from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
 from ftlayer.runtime.task.actions import SourceOver
 from ftlayer.topology.builder import GraphBuilder

@@ -21,7 +21,7 @@ from ftlayer.records.partitioning import Forward, Rebalance
 from ftlayer.runtime.connectors.lane import BatchLimits, OpenSplits, SplitProgress
 from ftlayer.runtime.connectors.offset_reader import PositionChain
 from ftlayer.runtime.connectors.readers import SplitReader
-from ftlayer.runtime.driver.rules.range_keeper import PlannedRange, SplitPlanner
+from ftlayer.runtime.driver.rules.planner_rules import PlannedRange, SplitPlanner
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import (
     MAX_TIME_MS,

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from ftlayer.errors import FTLayerError, JobError, StaleIncarnationError, StaleOwnerError
 from ftlayer.runtime.connectors.offset_reader import RangeProgress, pack_range, progress_of
-from ftlayer.runtime.driver.rules.range_keeper import (
+from ftlayer.runtime.driver.rules.planner_rules import (
     KeptRanges,
     OpenKeeper,
     PlannedRange,
@@ -43,8 +43,7 @@ class FloorKeeper(RangeKeeper[NoReturn]):
         if not number:
             self._committed = at
 
-    def moved(self, end: str) -> None:
-        """See `RangeKeeper`."""
+    def moved(self, end: str) -> None: ...
 
     def passed(self, end: str) -> None:
         self._passed = end

@@ -13,40 +13,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ftlayer.checkpoint.barrier import SnapshotKind
+from ftlayer.checkpoint.coordinator import events
 from ftlayer.checkpoint.coordinator.coordinator import CheckpointCoordinator
-from ftlayer.checkpoint.coordinator.events import (
-    Answer,
-    BacklogChanged,
-    CheckpointEvent,
-    CheckpointInstruction,
-    CheckpointTick,
-    CommitFailed,
-    CommitSinks,
-    Discard,
-    DiscardParts,
-    FailJob,
-    FinishTasks,
-    InputHeld,
-    JobEnd,
-    JobOver,
-    JobStopping,
-    NotifyAborted,
-    NotifyCompleted,
-    PartDeclined,
-    PartWritten,
-    Publish,
-    Published,
-    PublishFailed,
-    RestoreFrom,
-    SinksCommitted,
-    SubtaskFinished,
-    TasksRestarting,
-    TasksRestored,
-    TasksRunning,
-    Trigger,
-)
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, Restore, SubtaskSnapshot
 from ftlayer.checkpoint.storage.keys import Ownership
@@ -72,29 +43,9 @@ from ftlayer.runtime.barrier_mode.driver.committing import Committer, GivenUp, r
 from ftlayer.runtime.barrier_mode.driver.letters import JobLetters, LetterPlaces
 from ftlayer.runtime.barrier_mode.driver.restoring import goes_back, restores
 from ftlayer.runtime.barrier_mode.driver.rules.reader_checkpoints import ReaderCheckpoints
-from ftlayer.runtime.driver.rules.events import (
-    Broken,
-    CheckpointComplete,
-    EndTasksRequested,
-    Event,
-    JobState,
-    PrepareRestore,
-    RegionDeployed,
-    RestartRequested,
-    RestoreFailed,
-    RestoreReady,
-)
+from ftlayer.runtime.driver.rules import events as job_events
 from ftlayer.runtime.driver.rules.job_rules import JobContext
-from ftlayer.runtime.protocol.messages import (
-    CheckpointAborted,
-    CheckpointCompleted,
-    DataEnded,
-    FromSlot,
-    SubtaskAcked,
-    SubtaskDeclined,
-    ToSlot,
-    TriggerCheckpoint,
-)
+from ftlayer.runtime.protocol import messages
 from ftlayer.runtime.worker import Worker
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.operators import Source
@@ -223,18 +174,14 @@ class Publisher:
         self.undecided = frozenset(undecided)
 
 
-# What may block of a job's checkpoints, in threads of its own: storage and sinks in one, removals in another.
-#
-# All methods belong to the job's thread, and return at once, save `CheckpointIo.settle`. What comes of them is told as
-# events of the rules of checkpoints.
-
-
 CLOSE_WAIT_S = 30.0
 """How long the end of a job waits for what is being published, committed and removed."""
 
 
 class CheckpointIo:
-    """See the module.
+    """What may block, in threads of its own: storage and sinks in one, removals in another.
+
+    All methods belong to the job's thread, and return at once, save `settle`. What comes of them is told as events.
 
     Attributes:
         publisher: does the work of the first thread.
@@ -247,8 +194,8 @@ class CheckpointIo:
         self,
         parts: JobCheckpointParts,
         *,
-        happened: Callable[[Event], None],
-        tell: Callable[[CheckpointEvent], None],
+        happened: Callable[[job_events.Event], None],
+        tell: Callable[[events.CheckpointEvent], None],
     ) -> None:
         """``happened`` takes an event for the rules of the job, ``tell`` one of checkpoints; both from any thread."""
         self._parts = parts
@@ -260,42 +207,41 @@ class CheckpointIo:
         self.close_by_s: float | None = None
         self.result: JobResult | None = None
 
-    # ------------------------------------------------------------ storage and sinks, in the order asked for
-
     def do(self, work: Callable[[], None]) -> None:
         self._io.do(work)
 
     def publish(self, checkpoint: Checkpoint, location: str) -> None:
         """Publish a checkpoint: `Published` or `PublishFailed` follows."""
-
-        def work() -> None:
-            try:
-                published = self.publisher.publish(checkpoint, location)
-            except StaleOwnerError:
-                raise
-            except BaseException as error:  # noqa: BLE001 - whatever it is, the rules wait for an answer
-                raise_signalled(error)
-                self._tell(PublishFailed(checkpoint.checkpoint, _said(error), lasting(error)))
-            else:
-                self._tell(Published(published))
-
-        self._io.do(work)
+        self._tell_of(
+            lambda: events.Published(self.publisher.publish(checkpoint, location)),
+            partial(events.PublishFailed, checkpoint.checkpoint),
+        )
 
     def commit(self, checkpoint: Checkpoint) -> None:
         """Commit what a checkpoint holds of sinks: `SinksCommitted` or `CommitFailed` follows."""
 
-        def work() -> None:
+        def work() -> events.CheckpointEvent:
+            self.publisher.commit(checkpoint)
+            return events.SinksCommitted(checkpoint.checkpoint)
+
+        self._tell_of(work, partial(events.CommitFailed, checkpoint.checkpoint))
+
+    def _tell_of(
+        self,
+        work: Callable[[], events.CheckpointEvent],
+        failed: Callable[[str, FTLayerError | None], events.CheckpointEvent],
+    ) -> None:
+        def run() -> None:
             try:
-                self.publisher.commit(checkpoint)
+                event = work()
             except StaleOwnerError:
                 raise
-            except BaseException as error:  # noqa: BLE001 - as above
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the rules wait for an answer
                 raise_signalled(error)
-                self._tell(CommitFailed(checkpoint.checkpoint, _said(error), lasting(error)))
-            else:
-                self._tell(SinksCommitted(checkpoint.checkpoint))
+                event = failed(_said(error), lasting(error))
+            self._tell(event)
 
-        self._io.do(work)
+        self._io.do(run)
 
     def abort(self, gone: Sequence[SubtaskSnapshot]) -> None:
         self._io.do(lambda: self._parts.committer.abort(gone))
@@ -320,8 +266,6 @@ class CheckpointIo:
             self.result = None if self._parts.config.directory is None else result
 
         self._io.do(work)
-
-    # ------------------------------------------------------------ removals
 
     def clean(self, work: Callable[[], None]) -> None:
         """Have something removed, unless another driver has taken over: it may go on with just that."""
@@ -360,8 +304,6 @@ class CheckpointIo:
     ) -> None:
         self.clean(lambda: self._parts.storage.discard_parts(number, parts, keep, location))
 
-    # ------------------------------------------------------------ the end
-
     def settle(self, take_events: Callable[[], None]) -> None:
         """Wait until storage and sinks are done with what was asked for; ``take_events`` takes what is told of it."""
         self._settle(self._io, take_events)
@@ -397,7 +339,7 @@ class CheckpointIo:
 
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, StaleOwnerError):
-            self._happened(Broken(error))
+            self._happened(job_events.Broken(error))
         elif isinstance(error, CheckpointError):
             logger.warning("checkpoints: %s", error)
         else:
@@ -420,30 +362,26 @@ class RestorePoints:
         parts: JobCheckpointParts,
         io: CheckpointIo,
         *,
-        happened: Callable[[Event], None],
+        happened: Callable[[job_events.Event], None],
         later: Callable[[Callable[[], None]], None],
-        restored: Callable[[PrepareRestore, Checkpoint | None], None],
+        restored: Callable[[job_events.PrepareRestore, Checkpoint | None], None],
     ) -> None:
-        """``happened`` and ``later`` are `JobCheckpoints`'.
-
-        ``restored`` is told of the checkpoint that stands, before the answer is given.
-        """
+        """``restored`` is told of the checkpoint that stands, before the answer is given."""
         self._rules = parts.rules
         self._readers = parts.readers
         self._publisher = io.publisher
         self._io = io
         self._happened, self._later = happened, later
         self._tell_restored = restored
-        self._asked: dict[int, PrepareRestore] = {}
+        self._asked: dict[int, job_events.PrepareRestore] = {}
         self._damaged: dict[int, str] = {}
         self._gone_back = parts.gone_back
 
-    def ask(self, asked: PrepareRestore) -> None:
+    def ask(self, asked: job_events.PrepareRestore) -> None:
         """This is asked for; `restore` has to follow, once it is known what there is."""
         self._asked[asked.number] = asked
 
     def damaged(self, checkpoint: int, reason: str) -> None:
-        """A slot could not read this checkpoint: it is not restored any more."""
         self._damaged[checkpoint] = reason
 
     def restore(self, number: int, checkpoint: Checkpoint | None) -> None:
@@ -452,7 +390,7 @@ class RestorePoints:
         try:
             chosen = self._readable(checkpoint)
         except CheckpointDamagedError as error:
-            self._happened(RestoreFailed(number, error, lasting=True))
+            self._happened(job_events.RestoreFailed(number, error, lasting=True))
             return
 
         def work() -> None:
@@ -460,12 +398,12 @@ class RestorePoints:
                 made = self._publisher.prepare(chosen)
             except FTLayerError as error:
                 final = lasting(error)
-                self._happened(RestoreFailed(number, final or error, lasting=final is not None))
+                self._happened(job_events.RestoreFailed(number, final or error, lasting=final is not None))
                 return
             except BaseException as error:
                 raise_signalled(error)
                 logger.error("a restore failed in a way it never should", exc_info=error)
-                self._happened(RestoreFailed(number, JobError(described(error)), lasting=True))
+                self._happened(job_events.RestoreFailed(number, JobError(described(error)), lasting=True))
                 return
             self._later(lambda: self._restored(asked, chosen, made))
 
@@ -477,8 +415,9 @@ class RestorePoints:
             return checkpoint
         readable = [known for known in self._rules.completed if known.checkpoint not in self._damaged]
         if not readable:
+            reasons = "; ".join(f"{number}: {reason}" for number, reason in sorted(self._damaged.items()))
             raise CheckpointDamagedError(
-                f"there is no checkpoint that can be read: {self._reasons()}; retained=2 or more keeps older ones, "
+                f"there is no checkpoint that can be read: {reasons}; retained=2 or more keeps older ones, "
                 "and restore_from takes any checkpoint or savepoint by its path"
             )
         reason = self._damaged[checkpoint.checkpoint]
@@ -487,23 +426,20 @@ class RestorePoints:
         )
         return readable[-1]
 
-    def _reasons(self) -> str:
-        return "; ".join(f"{number}: {reason}" for number, reason in sorted(self._damaged.items()))
-
     def _restored(
-        self, asked: PrepareRestore, checkpoint: Checkpoint | None, made: Mapping[int, Restore]
+        self, asked: job_events.PrepareRestore, checkpoint: Checkpoint | None, made: Mapping[int, Restore]
     ) -> None:
         try:
             self._readers.restore(checkpoint, asked.slots)
         except FTLayerError as error:
-            self._happened(RestoreFailed(asked.number, error, lasting=True))
+            self._happened(job_events.RestoreFailed(asked.number, error, lasting=True))
             return
         self._tell_restored(asked, checkpoint)
         mine = {slot: made[slot] for slot in asked.slots if slot in made}
         number = 0 if checkpoint is None else checkpoint.checkpoint
         undecided = max(self._publisher.undecided, default=0)
         gone_back, self._gone_back = self._gone_back, ""
-        self._happened(RestoreReady(asked.number, number, mine, undecided, gone_back))
+        self._happened(job_events.RestoreReady(asked.number, number, mine, undecided, gone_back))
 
 
 class JobCheckpoints:
@@ -532,22 +468,15 @@ class JobCheckpoints:
         self._given_up = GivenUp()
         self._io = CheckpointIo(parts, happened=job.happened, tell=self._later_handle)
         self._restores = RestorePoints(
-            parts,
-            self._io,
-            happened=job.happened,
-            later=job.later,
-            restored=self._restored,
+            parts, self._io, happened=job.happened, later=job.later, restored=self._restored
         )
         self._letters = JobLetters(parts.letters, job, parts.check_owner)
         self._requests = _Requests()
         self._cancelled = False
         self._ran = False
 
-    # ------------------------------------------------------------ what is known
-
     @property
     def result(self) -> JobResult | None:
-        """How the job has ended; None before, and where there is no directory to keep it in."""
         return self._io.result
 
     @property
@@ -556,37 +485,35 @@ class JobCheckpoints:
 
     @property
     def unsent_letters(self) -> int:
-        """Dead letters that wait to be sent to the vertex, or to be written where there is none."""
         return self._letters.unsent
 
     def history(self) -> tuple[CheckpointDetails, ...]:
-        """Checkpoints under way, and the last 100 others; the latest first. Any thread."""
         return self._rules.history(system_now())
 
-    # ------------------------------------------------------------ the job's events
-
     def tick(self) -> None:
-        self._handle(CheckpointTick())
+        self._handle(events.CheckpointTick())
         self._letters.tick()
 
-    def said(self, message: FromSlot) -> None:
+    def said(self, message: messages.FromSlot) -> None:
         match message:
-            case SubtaskAcked(checkpoint, snapshot):
-                self._handle(PartWritten(checkpoint, snapshot))
-            case SubtaskDeclined(checkpoint, uid, subtask, reason, counts, code, lasting):
+            case messages.SubtaskAcked(checkpoint, snapshot):
+                self._handle(events.PartWritten(checkpoint, snapshot))
+            case messages.SubtaskDeclined(checkpoint, uid, subtask, reason, counts, code, lasting):
                 final = error_for_code(code)(reason) if code else None
                 if final is None and lasting and not self._rules.completed:  # nothing has succeeded yet
                     final = JobStartError(f"{uid!r}, subtask {subtask}, cannot do its part: {reason}")
-                self._handle(PartDeclined(checkpoint, (uid, subtask), reason, counts, final))
+                self._handle(events.PartDeclined(checkpoint, (uid, subtask), reason, counts, final))
             # Of an instance that is about to be reset it means nothing: the next one reads on from the checkpoint.
-            case DataEnded(uid, subtask) if self._parts.graph.slot_of(uid, subtask) not in self._down:
-                self._handle(SubtaskFinished((uid, subtask)))
+            case messages.DataEnded(uid, subtask) if (
+                self._parts.graph.slot_of(uid, subtask) not in self._down
+            ):
+                self._handle(events.SubtaskFinished((uid, subtask)))
 
     def held(self, chains: frozenset[str]) -> None:
         """These chains take nothing from their inputs now, and no others."""
-        self._handle(InputHeld(chains))
+        self._handle(events.InputHeld(chains))
 
-    def prepare(self, asked: PrepareRestore) -> None:
+    def prepare(self, asked: job_events.PrepareRestore) -> None:
         """Slots are lost, or begin: find out what they restore."""
         graph = self._parts.graph
         self._restores.ask(asked)
@@ -599,9 +526,9 @@ class JobCheckpoints:
             for subtask in range(vertex.parallelism)
             if graph.slot_of(vertex.uid, subtask) in asked.slots
         ]
-        self._handle(TasksRestarting(asked.number, sources))
+        self._handle(events.TasksRestarting(asked.number, sources))
 
-    def deployed(self, region: RegionDeployed) -> None:
+    def deployed(self, region: job_events.RegionDeployed) -> None:
         self._down.difference_update(region.slots)
 
     def running(self) -> None:
@@ -610,10 +537,10 @@ class JobCheckpoints:
             self._io.sweep_earlier_runs()
         self._io.sweep(self._rules.completed, self._crew.instances)
         self._letters.running()
-        self._handle(TasksRunning())
+        self._handle(events.TasksRunning())
 
     def backlog(self, source: str, working_off: bool) -> None:
-        self._handle(BacklogChanged((source, 0), working_off))
+        self._handle(events.BacklogChanged((source, 0), working_off))
 
     def damaged(self, checkpoint: int, reason: str) -> None:
         """A slot could not read this checkpoint: it is not restored any more."""
@@ -624,11 +551,11 @@ class JobCheckpoints:
         if not self._cancelled:
             self._cancelled = True
             self._letters.ending()
-            self._handle(JobStopping())
+            self._handle(events.JobStopping())
 
     def close(
         self,
-        state: JobState,
+        state: job_events.JobState,
         take_events: Callable[[], None],
         close_by_s: float | None = None,
         *,
@@ -636,8 +563,7 @@ class JobCheckpoints:
     ) -> None:
         """The job is over: remove what is not retained (``interrupted``: see `JobEnd`), and end the threads.
 
-        ``take_events`` calls what `later` was given meanwhile. What takes longer than until ``close_by_s``, of the
-        monotone clock, is left to itself (None: `CLOSE_WAIT_S` of `CheckpointIo` a step). `when_done` has to follow.
+        As `DriverMode.end`; ``close_by_s`` None: `CLOSE_WAIT_S` a step. `when_done` has to follow.
         """
         io = self._io
         io.close_by_s = close_by_s
@@ -648,13 +574,21 @@ class JobCheckpoints:
         self._abort_given_up(range(self._parts.graph.slots))
         # Before the result says that nothing is left to do, and before the checkpoints go that alone hold them.
         if not self._letters.write_all(take_events, close_by_s):
-            self._say_what_keeps_checkpoints()
+            logger.error(
+                "dead letters of %r could not be written, so its last checkpoints stay where they are, whatever its "
+                "retention says: started again with restore_from='latest' it writes them",
+                self._parts.graph.name,
+            )
             self._end(state, take_events, close_by_s)
             return
-        if state is JobState.ENDED:
+        if state is job_events.JobState.ENDED:
             io.keep_result(self._rules.completed)
             io.settle(take_events)
-        if state is JobState.ENDED and self.result is None and self._parts.config.directory is not None:
+        if (
+            state is job_events.JobState.ENDED
+            and self.result is None
+            and self._parts.config.directory is not None
+        ):
             logger.error(
                 "the result of %r could not be kept, so its last checkpoints stay where they are: started again with "
                 "restore_from='latest' it finds nothing left to do",
@@ -664,33 +598,30 @@ class JobCheckpoints:
             self._remove_unretained(state, interrupted=interrupted)
         self._end(state, take_events, close_by_s)
 
-    def _end(self, state: JobState, take_events: Callable[[], None], close_by_s: float | None) -> None:
+    def _end(
+        self, state: job_events.JobState, take_events: Callable[[], None], close_by_s: float | None
+    ) -> None:
         self._letters.close(take_events, close_by_s)
         self._io.close_storage(self._rules.completed, take_events)
         self._requests.refuse_all(f"the job is {state}")
 
-    def _say_what_keeps_checkpoints(self) -> None:
-        logger.error(
-            "dead letters of %r could not be written, so its last checkpoints stay where they are, whatever its "
-            "retention says: started again with restore_from='latest' it writes them",
-            self._parts.graph.name,
-        )
-
-    def _remove_unretained(self, state: JobState, *, interrupted: bool) -> None:
-        instructions = self._rules.handle(JobOver(_end_of(state, interrupted)), system_now())
+    def _remove_unretained(self, state: job_events.JobState, *, interrupted: bool) -> None:
+        instructions = self._rules.handle(events.JobOver(_end_of(state, interrupted)), system_now())
         self._carry_out_all(instructions)
-        if state is not JobState.ENDED and any(isinstance(each, Discard) for each in instructions):
+        if state is not job_events.JobState.ENDED and any(
+            isinstance(each, events.Discard) for each in instructions
+        ):
             # Behind the removal, which another driver's job is spared.
             self._io.clean(lambda: self._say_what_is_gone(state))
 
-    def _say_what_is_gone(self, state: JobState) -> None:
+    def _say_what_is_gone(self, state: job_events.JobState) -> None:
         config = self._parts.config
         if config.directory is not None:
             logger.warning(
                 "%r has %s, and its last checkpoint is removed, as retention=Retention.%s says: its next start begins "
                 "anew, and transactional sinks get again what they have got",
                 self._parts.graph.name,
-                "been cancelled" if state is JobState.CANCELLED else state,
+                "been cancelled" if state is job_events.JobState.CANCELLED else state,
                 config.effective_retention.name,
             )
 
@@ -698,10 +629,7 @@ class JobCheckpoints:
         """Call ``done``: now, or by another thread where `close` has left something to itself, behind that."""
         self._io.when_done(done)
 
-    # ------------------------------------------------------------ users
-
     def savepoint_location(self, directory: str) -> str:
-        """Return the URL of a new savepoint in ``directory`` ("": the configured one); any thread."""
         config = self._parts.config
         own = config.savepoint_directory or ""
         # A console knows of the configured one what is shown.
@@ -715,97 +643,88 @@ class JobCheckpoints:
             )
         return new_savepoint(where, self._parts.run)
 
-    def request(self, ask: Callable[[int], CheckpointEvent], answer: Future[Checkpoint]) -> None:
-        """Have a user's request carried out; ``answer`` gets what became of it.
-
-        ``ask`` makes the event of it, by the number of the request.
-        """
+    def request(self, ask: Callable[[int], events.CheckpointEvent], answer: Future[Checkpoint]) -> None:
+        """Have a user's request carried out, whose event ``ask`` makes by its number, and answered."""
         number = self._requests.add(answer)
         if self._cancelled:
             self._requests.refuse_all("the job is ending")
         else:
             self._handle(ask(number))
 
-    # ------------------------------------------------------------ carrying out
-
-    def _handle(self, event: CheckpointEvent) -> None:
+    def _handle(self, event: events.CheckpointEvent) -> None:
         self._carry_out_all(self._rules.handle(event, system_now()))
 
-    def _carry_out_all(self, instructions: list[CheckpointInstruction]) -> None:
+    def _carry_out_all(self, instructions: list[events.CheckpointInstruction]) -> None:
         for instruction in instructions:
             self._carry_out(instruction)
 
-    def _carry_out(self, instruction: CheckpointInstruction) -> None:
+    def _carry_out(self, instruction: events.CheckpointInstruction) -> None:
         match instruction:
-            case Trigger(barrier):
+            case events.Trigger(barrier):
                 if barrier.final:
                     # What came back behind it would be in no checkpoint.
                     self._letters.ending()
                 self._parts.readers.under_way(self._rules.in_progress)
                 for slot in self._source_slots:
-                    self._tell(slot, TriggerCheckpoint(barrier))
-            case Publish(checkpoint, location):
+                    self._tell(slot, messages.TriggerCheckpoint(barrier))
+            case events.Publish(checkpoint, location):
                 self._io.publish(self._letters.to_publish(checkpoint), location)
-            case CommitSinks(checkpoint):
+            case events.CommitSinks(checkpoint):
                 self._io.commit(checkpoint)
-            case NotifyCompleted(number):
+            case events.NotifyCompleted(number):
                 known = next((each for each in self._rules.completed if each.checkpoint == number), None)
                 read = 0 if known is None else sum(part.read or 0 for part in known.subtasks)
-                self._tell_all(CheckpointCompleted(number, read))
+                self._tell_all(messages.CheckpointCompleted(number, read))
                 # What those that were given up before had written was in this one.
                 self._given_up.completed(number)
                 if known is not None:
                     self._parts.readers.completed(known)
                     self._letters.stands(known, self._rules.completed)
-                    self._happened(CheckpointComplete(_condemned(known), read))
-            case NotifyAborted(checkpoint, reason):
+                    self._happened(job_events.CheckpointComplete(_condemned(known), read))
+            case events.NotifyAborted(checkpoint, reason):
                 logger.info("checkpoint %d is given up: %s", checkpoint, reason)
                 self._tell_all(
-                    CheckpointAborted(checkpoint, files_stay=checkpoint in self._io.publisher.undecided)
+                    messages.CheckpointAborted(
+                        checkpoint, files_stay=checkpoint in self._io.publisher.undecided
+                    )
                 )
-            case Discard(old):
+            case events.Discard(old):
                 self._io.discard(old, self._rules.completed)
                 self._letters.retained(self._rules.completed)
-            case DiscardParts(number, parts, location):
+            case events.DiscardParts(number, parts, location):
                 self._given_up.add(parts)
                 self._io.discard_parts(number, parts, self._rules.completed, location)
-            case FailJob(reason, final):
-                self._happened(RestartRequested(reason) if final is None else Broken(final))
-            case RestoreFrom(number, checkpoint):
+            case events.FailJob(reason, final):
+                self._happened(
+                    job_events.RestartRequested(reason) if final is None else job_events.Broken(final)
+                )
+            case events.RestoreFrom(number, checkpoint):
                 self._restores.restore(number, checkpoint)
-            case Answer():
+            case events.Answer():
                 self._requests.answer(instruction)
-            case FinishTasks(drain):
+            case events.FinishTasks(drain):
                 latest = self._rules.completed[-1]
                 self.stopped_with = latest if latest.kind == SnapshotKind.SAVEPOINT else None
-                self._happened(EndTasksRequested(drain))
+                self._happened(job_events.EndTasksRequested(drain))
 
-    def _tell_all(self, message: ToSlot) -> None:
+    def _tell_all(self, message: messages.ToSlot) -> None:
         for slot in self._crew.slots:
             self._tell(slot.number, message)
 
-    # ------------------------------------------------------------ restoring
-
     def _abort_given_up(self, slots: Collection[int]) -> None:
-        """Abort what tasks in ``slots``, which are gone, wrote for checkpoints that are none.
-
-        (Survivors of their region abort their own as well.)
-        """
+        """Abort what tasks in ``slots`` wrote for checkpoints that are none. Survivors abort their own."""
         slot_of = self._parts.graph.slot_of
         gone = self._given_up.take(lambda uid, subtask: slot_of(uid, subtask) in slots)
         if gone:
             self._io.abort(gone)
 
-    def _restored(self, asked: PrepareRestore, checkpoint: Checkpoint | None) -> None:
-        self._handle(TasksRestored(checkpoint))
+    def _restored(self, asked: job_events.PrepareRestore, checkpoint: Checkpoint | None) -> None:
+        self._handle(events.TasksRestored(checkpoint))
         if checkpoint is not None:
             self._letters.stands(checkpoint, self._rules.completed)
         self._abort_given_up(asked.slots)
 
-    # ------------------------------------------------------------ small ones
-
-    def _later_handle(self, event: CheckpointEvent) -> None:
-        """Take an event in the job's thread; any thread."""
+    def _later_handle(self, event: events.CheckpointEvent) -> None:
         self._later(lambda: self._handle(event))
 
 
@@ -821,7 +740,7 @@ class _Requests:
         self._waiting[self._last] = answer
         return self._last
 
-    def answer(self, answer: Answer) -> None:
+    def answer(self, answer: events.Answer) -> None:
         future = self._waiting.pop(answer.request, None)
         if future is None:
             return
@@ -832,17 +751,17 @@ class _Requests:
 
     def refuse_all(self, reason: str) -> None:
         for number in list(self._waiting):
-            self.answer(Answer(number, error=CheckpointError(reason)))
+            self.answer(events.Answer(number, error=CheckpointError(reason)))
 
 
 def _condemned(checkpoint: Checkpoint) -> frozenset[tuple[str, bytes]]:
     return frozenset((part.uid, digest) for part in checkpoint.subtasks for digest in part.condemned)
 
 
-def _end_of(state: JobState, interrupted: bool) -> JobEnd:
-    if state is JobState.ENDED:
-        return JobEnd.FINISHED
+def _end_of(state: job_events.JobState, interrupted: bool) -> events.JobEnd:
+    if state is job_events.JobState.ENDED:
+        return events.JobEnd.FINISHED
     if interrupted:
         # Though it may have failed: at Ctrl-C, PySpark cancels all Spark jobs before it interrupts the program.
-        return JobEnd.INTERRUPTED
-    return JobEnd.CANCELLED if state is JobState.CANCELLED else JobEnd.FAILED
+        return events.JobEnd.INTERRUPTED
+    return events.JobEnd.CANCELLED if state is job_events.JobState.CANCELLED else events.JobEnd.FAILED

@@ -19,13 +19,7 @@ import msgpack
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.checkpoint.letters import (
-    ChainLetter,
-    LetterKind,
-    attempts_of,
-    not_into_source,
-    payload_of,
-)
+from ftlayer.checkpoint.letters import ChainLetter, LetterKind, attempts_of, not_into_source, payload_of
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.dead_letters import LettersInMemory, StoredLetters
@@ -45,17 +39,7 @@ from ftlayer.functions.failures import raise_signalled
 from ftlayer.records.ipc import UNREADABLE, as_stream, read_one_batch
 from ftlayer.records.keyhash import spark_hash
 from ftlayer.records.partitioning import HashByKeyGroup, OutgoingRows, key_groups, subtasks_of
-from ftlayer.runtime.barrier_mode.driver.outbox import (
-    FIRST_PAUSE_MS,
-    EmptyFile,
-    ForgetBatch,
-    LetterOutbox,
-    OutboxFile,
-    OutboxWork,
-    RemoveFile,
-    SendFile,
-    WriteFile,
-)
+from ftlayer.runtime.barrier_mode.driver import outbox
 from ftlayer.runtime.driver.rules.job_rules import JobContext
 from ftlayer.runtime.protocol.messages import Readmit
 from ftlayer.runtime.task.routes import key_schemas
@@ -64,20 +48,7 @@ from ftlayer.state.snapshots.serializer import unpack
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import Source
 from ftlayer.transport.codec import plain_codec
-from ftlayer.vertex.calls import (
-    MAX_KEYS,
-    AnsweredBy,
-    ClaimJob,
-    ForgetLetters,
-    GetRequeued,
-    KeepLetters,
-    KeptLetter,
-    OpenStream,
-    R,
-    Readmitted,
-    RequeuedLetter,
-    ReturnLetters,
-)
+from ftlayer.vertex import calls
 from ftlayer.vertex.client.client import VertexClient
 
 logger = logging.getLogger(__name__)
@@ -93,9 +64,8 @@ _FILE, _VERTEX = b"f", b"\0"
 class LetterCalls:
     """What is asked of the places where letters are, for one thread; each raises what its place raises.
 
-    Of the vertex the job is claimed and its streams are opened with the first call, and again behind each that failed:
-    it may be away when the job starts, and be another one when it is back. Letters that come back are those of orders
-    beside the files, and then the vertex's.
+    With the first call of the vertex, and again behind each that failed, the job is claimed and its streams are opened:
+    it may be away when the job starts, and be another one when it is back.
     """
 
     def __init__(self, places: LetterPlaces, job: str, run: str, check_owner: Callable[[], None]) -> None:
@@ -112,7 +82,7 @@ class LetterCalls:
         """Files with orders, which go to the vertex behind that."""
 
     def begin(self, chains: Sequence[str]) -> None:
-        """Claim the job, and open the streams of these chains, so that they are shown before anything has failed."""
+        """Open the streams of these chains, so that they are shown before anything has failed."""
         with self._claimed():
             for chain in chains:
                 self._opened(chain)
@@ -123,16 +93,16 @@ class LetterCalls:
                 if letters:
                     stream = self._opened(letters[0].chain)
                     kept = tuple(map(kept_letter, letters))
-                    self._call(KeepLetters(stream, file, number, kept, self._run))
+                    self._call(calls.KeepLetters(stream, file, number, kept, self._run))
 
     def forget(self, file: str) -> None:
         with self._claimed():
-            self._call(ForgetLetters(self._job, file, self._run))
+            self._call(calls.ForgetLetters(self._job, file, self._run))
 
     def requeued(self, after: bytes) -> tuple[list[tuple[bytes, ChainLetter]], bytes]:
         """Return a page of requeued letters with their keys, and where the next one begins.
 
-        Letters that make no sense are dead again behind this.
+        First those of orders beside the files, then the vertex's. Letters that make no sense are dead again then.
         """
         if self._files is not None and not after.startswith(_VERTEX):
             if not after and self._client is not None:
@@ -146,7 +116,7 @@ class LetterCalls:
 
     def _in_vertex(self, after: bytes) -> tuple[list[tuple[bytes, ChainLetter]], bytes]:
         with self._claimed():
-            page = self._call(GetRequeued(self._job, after, PAGE, self._run))
+            page = self._call(calls.GetRequeued(self._job, after, PAGE, self._run))
         found = []
         for each in page.letters:
             try:
@@ -157,21 +127,22 @@ class LetterCalls:
 
     def readmitted(self, keys: Sequence[bytes]) -> None:
         if ours := self._in_files(keys):
-            self._check_owner()
-            assert self._files is not None
-            self._files.readmitted(ours, self._damaged)
-        for some in _cut([key.removeprefix(_VERTEX) for key in keys if key.startswith(_VERTEX)]):
+            self._own_files().readmitted(ours, self._damaged)
+        for some in _keys_in_vertex(keys):
             with self._claimed():
-                self._call(Readmitted(self._job, some, self._run))
+                self._call(calls.Readmitted(self._job, some, self._run))
 
     def give_back(self, keys: Sequence[bytes], reason: str) -> None:
         if ours := self._in_files(keys):
-            self._check_owner()
-            assert self._files is not None
-            self._files.give_back(ours, reason, system_now().wall_ms, self._damaged)
-        for some in _cut([key.removeprefix(_VERTEX) for key in keys if key.startswith(_VERTEX)]):
+            self._own_files().give_back(ours, reason, system_now().wall_ms, self._damaged)
+        for some in _keys_in_vertex(keys):
             with self._claimed():
-                self._call(ReturnLetters(self._job, some, reason, self._run))
+                self._call(calls.ReturnLetters(self._job, some, reason, self._run))
+
+    def _own_files(self) -> StoredLetters:
+        self._check_owner()
+        assert self._files is not None
+        return self._files
 
     def _in_files(self, keys: Sequence[bytes]) -> frozenset[bytes]:
         return frozenset(key.removeprefix(_FILE) for key in keys if key.startswith(_FILE))
@@ -184,7 +155,7 @@ class LetterCalls:
             self._said.add(str(error))
             logger.error("dead letters are left where they are: %s", error)
 
-    def _call(self, call: AnsweredBy[R]) -> R:
+    def _call(self, call: calls.AnsweredBy[calls.R]) -> calls.R:
         assert self._client is not None
         return self._client.call(call)
 
@@ -194,7 +165,7 @@ class LetterCalls:
             if not self._is_claimed:
                 # Else the run that is fenced off here would be the one that goes on.
                 self._check_owner()
-                self._call(ClaimJob(self._job, self._run))
+                self._call(calls.ClaimJob(self._job, self._run))
                 self._is_claimed = True
             yield
         except FTLayerError as error:
@@ -205,7 +176,7 @@ class LetterCalls:
     def _opened(self, chain: str) -> str:
         stream = f"{self._job}/{chain}"
         if stream not in self._open:
-            self._call(OpenStream(stream, owner=self._run))
+            self._call(calls.OpenStream(stream, owner=self._run))
             self._open.add(stream)
         return stream
 
@@ -213,13 +184,13 @@ class LetterCalls:
 # ---------------------------------------------------------------- letters
 
 
-def kept_letter(letter: ChainLetter) -> KeptLetter:
+def kept_letter(letter: ChainLetter) -> calls.KeptLetter:
     """Return a letter as the vertex keeps it. Raises `CheckpointDamagedError` for a payload that is no row."""
     facts: bytes = msgpack.packb(plain_codec(ChainLetter).pack(replace(letter, payload=b"", attempts=())))
-    return KeptLetter(letter.letter, facts, payload_of(letter), attempts_of(letter))
+    return calls.KeptLetter(letter.letter, facts, payload_of(letter), attempts_of(letter))
 
 
-def letter_of(requeued: RequeuedLetter) -> ChainLetter:
+def letter_of(requeued: calls.RequeuedLetter) -> ChainLetter:
     """Return a letter that comes back, with the payload that people may have given it.
 
     An edited one has lost its key: it is the payload's. Raises `CheckpointDamagedError` for facts of no letter.
@@ -236,27 +207,16 @@ def letter_of(requeued: RequeuedLetter) -> ChainLetter:
     return replace(letter, payload=payload, attempts=requeued.attempts, key=key)
 
 
-def _cut(keys: Sequence[bytes]) -> list[tuple[bytes, ...]]:
-    return [tuple(keys[at : at + MAX_KEYS]) for at in range(0, len(keys), MAX_KEYS)]
-
-
-# Requeued letters on their way from the vertex, or from orders beside files, back into the job, each exactly once.
-#
-# Either offers what was requeued, page by page, until the driver says that checkpoints hold it. A letter that no
-# checkpoint holds is sent to the subtask that is to have it; the subtask's next checkpoint names it. What is lost
-# with a subtask before that is offered again, and sent again. Who offers a letter hears of it once *every* checkpoint
-# holds it that the job may be restored from, so that going back to an older one loses none. Until then checkpoints go
-# on naming it (`to_publish`), though the subtask has forgotten the name.
-#
-# No I/O, no threads, no clock.
+def _keys_in_vertex(keys: Sequence[bytes]) -> list[tuple[bytes, ...]]:
+    """Return those that are the vertex's, cut to what one call takes."""
+    mine = [key.removeprefix(_VERTEX) for key in keys if key.startswith(_VERTEX)]
+    return [tuple(mine[at : at + calls.MAX_KEYS]) for at in range(0, len(mine), calls.MAX_KEYS)]
 
 
 ASK_EVERY_MS = 2_000
 ORDERS_EVERY_MS = 10_000
 """Without a vertex: orders are looked for in a listing of files, which may be far away."""
 MOST_PAUSE_MS = 60_000
-
-# ---------------------------------------------------------------- what is to be done
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,13 +251,9 @@ class SendLetters:
 
 ReadmissionWork: TypeAlias = AskRequeued | ConfirmLetters | ReturnToDead
 
-# ---------------------------------------------------------------- what it is told
-
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a letter goes: a subtask, and its slot."""
-
     slot: int
     uid: str
     subtask: int
@@ -313,7 +269,15 @@ class Offered:
 
 
 class Readmission:
-    """See the module. What it returns of `work` is to be answered, one after the other."""
+    """Requeued letters on their way from the vertex, or from orders beside files, back into the job, each exactly once.
+
+    Either offers what was requeued, page by page, until checkpoints hold it. A letter that none holds is sent to its
+    subtask, whose next checkpoint names it; what is lost with the subtask before that is offered, and sent, again.
+    Who offers a letter hears of it once *every* checkpoint holds it that the job may be restored from: going back to an
+    older one loses none. Until then checkpoints go on naming it (`to_publish`), though the subtask has forgotten it.
+
+    What it returns of `work` is to be answered, one after the other. No I/O, no threads, no clock.
+    """
 
     def __init__(self, slots: Iterable[int], every_ms: int = ASK_EVERY_MS) -> None:
         """``slots`` are all of the job's; none of them runs its tasks yet. It is asked for letters ``every_ms``."""
@@ -331,8 +295,6 @@ class Readmission:
         # Held before this walk through all that is offered began, and not offered in it: the vertex has them no more.
         self._unseen: set[bytes] = set()
         self._doing: ReadmissionWork | None = None
-
-    # ------------------------------------------------------------ checkpoints and tasks
 
     def to_publish(self, checkpoint: Checkpoint) -> Checkpoint:
         """Return a checkpoint as it is to be published: it names what earlier ones hold and the vertex still has."""
@@ -369,8 +331,6 @@ class Readmission:
         self._ended = True
         self._ask_at_ms = 0
 
-    # ------------------------------------------------------------ the vertex
-
     def work(self, now_ms: int) -> list[ReadmissionWork]:
         """Return what is to be asked of the vertex now; one thing at a time."""
         if self._doing is not None or now_ms < self._ask_at_ms:
@@ -404,7 +364,8 @@ class Readmission:
                 self._sent[name] = each.target
                 groups.setdefault(each.target, []).append(each.letter)
         if not more:
-            self._forget(self._unseen)
+            if gone := frozenset(self._unseen):
+                self._held = {number: held - gone for number, held in self._held.items()}
             if not (self._to_confirm or self._to_return):
                 self._ask_at_ms = now_ms + self._every_ms
         return [
@@ -434,16 +395,10 @@ class Readmission:
         self._ask_at_ms = now_ms + min(MOST_PAUSE_MS, self._every_ms << min(self._failures, 10))
         self._failures += 1
 
-    # ------------------------------------------------------------ views
-
     @property
     def on_their_way(self) -> int:
         """Letters that were sent, and that no checkpoint holds."""
         return len(self._sent)
-
-    def _forget(self, letters: Collection[bytes]) -> None:
-        if letters:
-            self._held = {number: held - frozenset(letters) for number, held in self._held.items()}
 
 
 def _named_by(checkpoint: Checkpoint) -> frozenset[bytes]:
@@ -485,7 +440,7 @@ def target_of(letter: ChainLetter, graph: JobGraph) -> Target | str:
 
 
 def _inside(letter: ChainLetter, graph: JobGraph, vertex: JobVertex) -> Target | str:
-    """Return where it goes if others stand before its operator. Those have no keys, and one input."""
+    """`target_of` where others stand before its operator. Those have no keys, and one input."""
     if letter.kind is LetterKind.TIMER:
         return f"{letter.chain!r} has no key (any more), and its timers none of one"
     if letter.input:
@@ -552,7 +507,7 @@ class LetterPlaces:
     """
 
     files: StoredLetters | LettersInMemory
-    found: tuple[OutboxFile, ...] = ()
+    found: tuple[outbox.OutboxFile, ...] = ()
     vertex: VertexClient | None = None
     orders: Mapping[str, str] = field(default_factory=dict)
 
@@ -567,7 +522,7 @@ def open_letters(config: CheckpointConfig, job: str, key: bytes, checkpoints: Se
     files = StoredLetters(config.directory, job, key)
     runs = {last_name(parent(location)) for location in checkpoints}
     found = tuple(
-        OutboxFile(file.name, file.letters, file.lasting or part(file.name.rpartition("-")[0]) in runs)
+        outbox.OutboxFile(file.name, file.letters, file.lasting or part(file.name.rpartition("-")[0]) in runs)
         for file in files.found()
     )
     return LetterPlaces(files, found, orders=files.order_names())
@@ -601,10 +556,8 @@ class JobLetters:
         self._has_vertex = places.vertex is not None
         self._calls = LetterCalls(places, job.graph.name, job.run, check_owner)
         self._chains = tuple(vertex.uid for vertex in job.graph.vertices if vertex.failures is not None)
-        self._outbox = LetterOutbox(
-            job.run,
-            has_vertex=self._has_vertex,
-            files_stay=not isinstance(self._files, LettersInMemory),
+        self._outbox = outbox.LetterOutbox(
+            job.run, has_vertex=self._has_vertex, files_stay=not isinstance(self._files, LettersInMemory)
         )
         self._outbox.found(places.found)
         self._outbox.held_back = self._calls.ordered
@@ -617,14 +570,10 @@ class JobLetters:
         self._begun = self._closed = self._is_taken_over = False
         self._said_away = False
 
-    # ------------------------------------------------------------ what is known
-
     @property
     def unsent(self) -> int:
         """Letters that wait to be sent to the vertex, or to be written where there is none. Any thread."""
         return self._outbox.unsent
-
-    # ------------------------------------------------------------ checkpoints and tasks
 
     def to_publish(self, checkpoint: Checkpoint) -> Checkpoint:
         return self._readmission.to_publish(self._outbox.to_publish(checkpoint))
@@ -650,8 +599,6 @@ class JobLetters:
         """The job comes to its end: nothing goes back into it any more."""
         self._readmission.ending()
 
-    # ------------------------------------------------------------ work
-
     def tick(self) -> None:
         if self._closed or self._is_taken_over:
             return
@@ -659,7 +606,7 @@ class JobLetters:
         if self._chains:
             if self._has_vertex and not self._begun:
                 self._begun = True
-                self._do_in_vertex(lambda calls: calls.begin(self._chains), lambda _: None, lambda _: None)
+                self._do_in_vertex(lambda places: places.begin(self._chains), lambda _: None, lambda _: None)
             for asked in self._readmission.work(now_ms):
                 self._ask(asked)
         for work in self._outbox.work(now_ms):
@@ -706,7 +653,7 @@ class JobLetters:
         self.tick()
         while not is_enough() and (left_s := until - time.monotonic()) > 0:
             # A failed letter is tried again behind a pause, which ends without a message.
-            self._is_heard.wait(min(left_s, FIRST_PAUSE_MS / 1_000))
+            self._is_heard.wait(min(left_s, outbox.FIRST_PAUSE_MS / 1_000))
             self._is_heard.clear()
             take_events()
             self.tick()
@@ -727,9 +674,7 @@ class JobLetters:
                 self.unsent,
             )
 
-    # ------------------------------------------------------------ the outbox
-
-    def _do(self, work: OutboxWork) -> None:
+    def _do(self, work: outbox.OutboxWork) -> None:
         def done(_: object) -> None:
             self._outbox.done(work)
 
@@ -740,18 +685,16 @@ class JobLetters:
             self._outbox.failed(work, system_now().mono_ms, damaged=damaged)
 
         match work:
-            case WriteFile(batch):
+            case outbox.WriteFile(batch):
                 self._do_in_files(lambda: self._files.write(batch), done, failed)
-            case EmptyFile(name):
+            case outbox.EmptyFile(name):
                 self._do_in_files(lambda: self._files.empty(name), done, failed)
-            case RemoveFile(name):
+            case outbox.RemoveFile(name):
                 self._do_in_files(lambda: self._files.remove(name), done, failed)
-            case SendFile(name):
-                self._do_in_vertex(lambda calls: calls.keep(name, self._files.read(name)), done, failed)
-            case ForgetBatch(name):
-                self._do_in_vertex(lambda calls: calls.forget(name), done, failed)
-
-    # ------------------------------------------------------------ letters that come back
+            case outbox.SendFile(name):
+                self._do_in_vertex(lambda places: places.keep(name, self._files.read(name)), done, failed)
+            case outbox.ForgetBatch(name):
+                self._do_in_vertex(lambda places: places.forget(name), done, failed)
 
     def _ask(self, work: ReadmissionWork) -> None:
         def done(_: object) -> None:
@@ -762,26 +705,21 @@ class JobLetters:
 
         match work:
             case AskRequeued(after):
-                self._do_in_vertex(lambda calls: self._offers(calls, after), self._take_offers, failed)
+                self._do_in_vertex(lambda places: self._offers(places, after), self._take_offers, failed)
             case ConfirmLetters(keys):
-                self._do_in_vertex(lambda calls: calls.readmitted(keys), done, failed)
+                self._do_in_vertex(lambda places: places.readmitted(keys), done, failed)
             case ReturnToDead(keys, reason):
-                self._do_in_vertex(lambda calls: calls.give_back(keys, reason), done, failed)
+                self._do_in_vertex(lambda places: places.give_back(keys, reason), done, failed)
 
-    def _offers(self, calls: LetterCalls, after: bytes) -> tuple[list[Offered], bytes]:
-        letters, more = calls.requeued(after)
+    def _offers(self, places: LetterCalls, after: bytes) -> tuple[list[Offered], bytes]:
+        letters, more = places.requeued(after)
         return [Offered(key, letter, target_of(letter, self._graph)) for key, letter in letters], more
 
     def _take_offers(self, offers: tuple[list[Offered], bytes]) -> None:
         letters, more = offers
         self._outbox.held_back = self._calls.ordered
         for sent in self._readmission.offered(letters, more, system_now().mono_ms):
-            self._send(sent)
-
-    def _send(self, sent: SendLetters) -> None:
-        self._tell(sent.slot, Readmit(sent.uid, sent.subtask, sent.letters))
-
-    # ------------------------------------------------------------ threads
+            self._tell(sent.slot, Readmit(sent.uid, sent.subtask, sent.letters))
 
     def _do_in_files(
         self, work: Callable[[], T], done: Callable[[T], None], failed: Callable[[FTLayerError], None]

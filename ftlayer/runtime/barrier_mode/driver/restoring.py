@@ -8,20 +8,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from ftlayer.checkpoint import snapshots
 from ftlayer.checkpoint.options import may_leave
-from ftlayer.checkpoint.snapshots import (
-    ChannelState,
-    Checkpoint,
-    EdgeInfo,
-    InFlight,
-    KeyedSnapshot,
-    OperatorInfo,
-    OperatorState,
-    Redistribution,
-    Restore,
-    SubtaskRestore,
-    SubtaskSnapshot,
-)
 from ftlayer.checkpoint.storage.loading import utc_text
 from ftlayer.common.printable import shown_url
 from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError
@@ -45,10 +33,10 @@ from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex, inputs_of
 from ftlayer.topology.operators import IterableSource, Source
 
 
-def operator_infos(graph: JobGraph) -> tuple[OperatorInfo, ...]:
+def operator_infos(graph: JobGraph) -> tuple[snapshots.OperatorInfo, ...]:
     """Describe all operators, chain by chain, each in the order in which records pass through it."""
     return tuple(
-        OperatorInfo(
+        snapshots.OperatorInfo(
             uid=operator.uid,
             chain=vertex.uid,
             kind=type(operator).__name__,
@@ -61,10 +49,10 @@ def operator_infos(graph: JobGraph) -> tuple[OperatorInfo, ...]:
     )
 
 
-def edge_infos(graph: JobGraph) -> tuple[EdgeInfo, ...]:
+def edge_infos(graph: JobGraph) -> tuple[snapshots.EdgeInfo, ...]:
     between = [(edge.source, edge.tag, edge.target, edge.input) for edge in graph.edges]
     return tuple(
-        EdgeInfo(between[:number].count(ends), partitioner_text(graph.edges[number].partitioner))
+        snapshots.EdgeInfo(between[:number].count(ends), partitioner_text(graph.edges[number].partitioner))
         for number, ends in enumerate(between)
     )
 
@@ -85,7 +73,7 @@ def partitioner_text(partitioner: Partitioner | ReplayPartitioner) -> str:
             return kind
 
 
-def check_fits(checkpoint: Checkpoint, graph: JobGraph) -> None:
+def check_fits(checkpoint: snapshots.Checkpoint, graph: JobGraph) -> None:
     """Raise `IncompatibleCheckpointError` for other key groups, too many subtasks, or keys of other types."""
     name = named(checkpoint)
     if checkpoint.max_parallelism != graph.max_parallelism:
@@ -102,10 +90,10 @@ def check_fits(checkpoint: Checkpoint, graph: JobGraph) -> None:
     _check_keys(checkpoint, graph)
 
 
-def unclaimed(checkpoint: Checkpoint, graph: JobGraph) -> dict[str, tuple[str, str]]:
-    """Say what belongs to operators, partitions of sources, or heads of chains, that the graph has no more.
+def unclaimed(checkpoint: snapshots.Checkpoint, graph: JobGraph) -> dict[str, tuple[str, str]]:
+    """Return, as texts, what belongs to operators, partitions of sources, or heads of chains, that the graph lacks.
 
-    Returns one text for each kind of thing and operator, with the operator and the thing's name in it, if it has one.
+    One text for each kind of thing and operator, with the operator and the thing's name in it, if it has one.
     """
     known = {operator.uid for vertex in graph.vertices for operator in vertex.operators}
     found = {text: (uid, name) for uid, name, text in _belongings(checkpoint) if uid not in known}
@@ -129,12 +117,11 @@ def unclaimed(checkpoint: Checkpoint, graph: JobGraph) -> dict[str, tuple[str, s
     return found
 
 
-def _waited_at(part: SubtaskSnapshot) -> set[str]:
+def _waited_at(part: snapshots.SubtaskSnapshot) -> set[str]:
     """Return the operators at which records that wait in this part may enter."""
-    if not part.waiting:
-        return set()
     tables = () if part.keyed is None else part.keyed.tables
-    return {part.uid, *(table.operator for table in tables if table.name == WAITING_TABLE)}
+    waits = {part.uid, *(table.operator for table in tables if table.name == WAITING_TABLE)}
+    return waits if part.waiting else set()
 
 
 def has_partition(vertex: JobVertex, partition: str) -> bool:
@@ -145,12 +132,12 @@ def has_partition(vertex: JobVertex, partition: str) -> bool:
     return partition_index(partition) < len(source.connector.partitions)
 
 
-def named(checkpoint: Checkpoint) -> str:
+def named(checkpoint: snapshots.Checkpoint) -> str:
     where = f" at {shown_url(checkpoint.location)}" if checkpoint.location else ""
     return f"{checkpoint.kind} {checkpoint.checkpoint}{where}"
 
 
-def _check_keys(checkpoint: Checkpoint, graph: JobGraph) -> None:
+def _check_keys(checkpoint: snapshots.Checkpoint, graph: JobGraph) -> None:
     stateful = {
         table.operator
         for part in checkpoint.subtasks
@@ -168,17 +155,14 @@ def _check_keys(checkpoint: Checkpoint, graph: JobGraph) -> None:
             )
 
 
-def _belongings(checkpoint: Checkpoint) -> Iterator[tuple[str, str, str]]:
-    """Yield (operator, name of a thing that has one, what it is) for everything in the checkpoint."""
+def _belongings(checkpoint: snapshots.Checkpoint) -> Iterator[tuple[str, str, str]]:
+    """Yield (operator, name of a thing that has one, what it is)."""
     for part in checkpoint.subtasks:
         for table in () if part.keyed is None else part.keyed.tables:
             if table.name == WAITING_TABLE and not part.waiting:
                 continue  # Nothing is in it.
-            yield (
-                table.operator,
-                plain_name(table.name),
-                f"keyed state {table.name!r} of operator {table.operator!r}",
-            )
+            what = f"keyed state {table.name!r} of operator {table.operator!r}"
+            yield table.operator, plain_name(table.name), what
         for state in part.operators:
             yield state.operator, state.name, f"operator state {state.name!r} of operator {state.operator!r}"
         if part.positions:
@@ -204,13 +188,13 @@ COPIES = partitioner_text(Broadcast())
 class InFlightDealer:
     """Deals them out. ``incoming[uid, subtask]`` and ``outgoing[uid, subtask]`` are in the order of each channel."""
 
-    def __init__(self, checkpoint: Checkpoint, graph: JobGraph) -> None:
+    def __init__(self, checkpoint: snapshots.Checkpoint, graph: JobGraph) -> None:
         """Raises `IncompatibleCheckpointError` naming the edge whose records cannot be dealt out.
 
         Records for operators that the graph has no more are left out.
         """
-        self.incoming: dict[tuple[str, int], list[InFlight]] = defaultdict(list)
-        self.outgoing: dict[tuple[str, int], list[InFlight]] = defaultdict(list)
+        self.incoming: dict[tuple[str, int], list[snapshots.InFlight]] = defaultdict(list)
+        self.outgoing: dict[tuple[str, int], list[snapshots.InFlight]] = defaultdict(list)
         self._checkpoint = checkpoint
         self._graph = graph
         self._parallelism = {info.chain: info.parallelism for info in checkpoint.operators}
@@ -220,16 +204,16 @@ class InFlightDealer:
         for states in self._by_edge():
             self._deal(states)
 
-    def _by_edge(self) -> Iterator[list[ChannelState]]:
-        """Yield the states of each edge: on each channel what had left its sender first."""
-        edges: dict[int, list[ChannelState]] = defaultdict(list)
+    def _by_edge(self) -> Iterator[list[snapshots.ChannelState]]:
+        # On each channel what had left its sender comes first.
+        edges: dict[int, list[snapshots.ChannelState]] = defaultdict(list)
         for part in self._checkpoint.subtasks:
             for state in part.channels:
                 edges[state.edge].append(state)
         for states in edges.values():
             yield sorted(states, key=lambda state: (state.sender, state.receiver, state.outgoing))
 
-    def _deal(self, states: Sequence[ChannelState]) -> None:
+    def _deal(self, states: Sequence[snapshots.ChannelState]) -> None:
         first = states[0]
         if first.target not in self._known:
             return
@@ -253,7 +237,7 @@ class InFlightDealer:
             reason = f"their channels ({now}) mean nothing at parallelism {receivers} instead of {were}"
             self._anew(edge, states, reason)
 
-    def _anew(self, edge: JobEdge, states: Sequence[ChannelState], reason: str) -> None:
+    def _anew(self, edge: JobEdge, states: Sequence[snapshots.ChannelState], reason: str) -> None:
         """Deal them out by the edge's partitioner; ``reason`` is why they cannot go where they were going."""
         receivers = self._graph.vertex(edge.target).parallelism
         if isinstance(edge.partitioner, HashByKeyGroup):
@@ -271,19 +255,19 @@ class InFlightDealer:
         else:
             raise self._refusal(states[0], reason)
 
-    def _as_they_were(self, edge: JobEdge, states: Sequence[ChannelState]) -> None:
+    def _as_they_were(self, edge: JobEdge, states: Sequence[snapshots.ChannelState]) -> None:
         for state in states:
-            part = InFlight(edge.number, state.sender, state)
+            part = snapshots.InFlight(edge.number, state.sender, state)
             if state.outgoing:
                 self.outgoing[edge.source, state.sender].append(part)
             else:
                 self.incoming[edge.target, state.receiver].append(part)
 
-    def _put(self, edge: JobEdge, state: ChannelState, receiver: int, keep: str = "") -> None:
+    def _put(self, edge: JobEdge, state: snapshots.ChannelState, receiver: int, keep: str = "") -> None:
         sender = state.sender % self._graph.vertex(edge.source).parallelism
-        self.incoming[edge.target, receiver].append(InFlight(edge.number, sender, state, keep))
+        self.incoming[edge.target, receiver].append(snapshots.InFlight(edge.number, sender, state, keep))
 
-    def _edge_of(self, state: ChannelState) -> JobEdge:
+    def _edge_of(self, state: snapshots.ChannelState) -> JobEdge:
         """Return the edge between the same operators, which may be in chains that are cut otherwise."""
         found = [
             edge
@@ -301,7 +285,7 @@ class InFlightDealer:
             )
         return found[place]
 
-    def _refusal(self, state: ChannelState, reason: str) -> IncompatibleCheckpointError:
+    def _refusal(self, state: snapshots.ChannelState, reason: str) -> IncompatibleCheckpointError:
         return IncompatibleCheckpointError(
             f"{named(self._checkpoint)} is unaligned, and holds records on their way from {state.source!r} to "
             f"{state.target!r}: {reason}. Restore the job as it was, take a savepoint (which is aligned, and holds no "
@@ -318,12 +302,12 @@ class Assignment:
         dropped: what no operator claims, as texts; () unless that is allowed.
     """
 
-    by_slot: dict[int, Restore]
+    by_slot: dict[int, snapshots.Restore]
     dropped: tuple[str, ...]
 
 
 def restores(
-    checkpoint: Checkpoint, graph: JobGraph, *, allow_unclaimed: bool | tuple[str, ...]
+    checkpoint: snapshots.Checkpoint, graph: JobGraph, *, allow_unclaimed: bool | tuple[str, ...]
 ) -> Assignment:
     """Deal a checkpoint out to the slots of a graph with checkpoints.
 
@@ -353,7 +337,7 @@ def restores(
     times, splits = _event_times(checkpoint), _split_times(checkpoint)
     positions = {vertex.uid: _positions(checkpoint, vertex) for vertex in graph.vertices}
     subtasks = {
-        (vertex.uid, subtask): SubtaskRestore(
+        (vertex.uid, subtask): snapshots.SubtaskRestore(
             uid=vertex.uid,
             subtask=subtask,
             keyed=_keyed(checkpoint, graph, vertex, subtask),
@@ -369,7 +353,7 @@ def restores(
         for subtask in range(vertex.parallelism)
     }
     by_slot = {
-        slot: Restore(
+        slot: snapshots.Restore(
             checkpoint.checkpoint,
             checkpoint.location,
             tuple(subtasks[each] for each in graph.subtasks_in(slot)),
@@ -380,8 +364,8 @@ def restores(
 
 
 def _keyed(
-    checkpoint: Checkpoint, graph: JobGraph, vertex: JobVertex, subtask: int
-) -> tuple[KeyedSnapshot, ...]:
+    checkpoint: snapshots.Checkpoint, graph: JobGraph, vertex: JobVertex, subtask: int
+) -> tuple[snapshots.KeyedSnapshot, ...]:
     groups = groups_of(subtask, vertex.parallelism, graph.max_parallelism)
     uids = {operator.uid for operator in vertex.operators}
     return tuple(
@@ -399,10 +383,10 @@ class _Whole:
     """An operator's state of one name: what each of ``parallelism`` subtasks had."""
 
     parallelism: int
-    parts: dict[int, OperatorState] = field(default_factory=dict)
+    parts: dict[int, snapshots.OperatorState] = field(default_factory=dict)
 
 
-def _states_of(checkpoint: Checkpoint) -> dict[str, dict[str, _Whole]]:
+def _states_of(checkpoint: snapshots.Checkpoint) -> dict[str, dict[str, _Whole]]:
     parallelism = {info.uid: info.parallelism for info in checkpoint.operators}
     found: dict[str, dict[str, _Whole]] = {}
     for part in checkpoint.subtasks:
@@ -415,7 +399,7 @@ def _states_of(checkpoint: Checkpoint) -> dict[str, dict[str, _Whole]]:
 
 def _shares(
     states: dict[str, dict[str, _Whole]], vertex: JobVertex, subtask: int
-) -> tuple[OperatorState, ...]:
+) -> tuple[snapshots.OperatorState, ...]:
     shares = [
         _share(whole, subtask, vertex.parallelism)
         for operator in vertex.operators
@@ -424,24 +408,24 @@ def _shares(
     return tuple(share for share in shares if share.items)
 
 
-def _share(whole: _Whole, subtask: int, parallelism: int) -> OperatorState:
+def _share(whole: _Whole, subtask: int, parallelism: int) -> snapshots.OperatorState:
     in_order = [whole.parts[number] for number in sorted(whole.parts)]
     like = in_order[0]
     items: Sequence[bytes]
-    if like.redistribution is Redistribution.BROADCAST:
+    if like.redistribution is snapshots.Redistribution.BROADCAST:
         # All have the same.
         items = in_order[subtask % len(in_order)].items
-    elif like.redistribution is Redistribution.UNION:
+    elif like.redistribution is snapshots.Redistribution.UNION:
         items = [item for state in in_order for item in state.items]
     elif whole.parallelism == parallelism:
         items = whole.parts[subtask].items if subtask in whole.parts else ()
     else:
         items = [item for state in in_order for item in state.items][subtask::parallelism]
     declared = all(state.declared for state in in_order)
-    return OperatorState(like.operator, like.name, like.redistribution, tuple(items), declared)
+    return snapshots.OperatorState(like.operator, like.name, like.redistribution, tuple(items), declared)
 
 
-def _event_times(checkpoint: Checkpoint) -> dict[str, int]:
+def _event_times(checkpoint: snapshots.Checkpoint) -> dict[str, int]:
     """Return the lowest watermark of each operator: a subtask that takes keys over from several ones drops nothing."""
     lowest: dict[str, int] = {}
     for part in checkpoint.subtasks:
@@ -450,7 +434,7 @@ def _event_times(checkpoint: Checkpoint) -> dict[str, int]:
     return lowest
 
 
-def _split_times(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
+def _split_times(checkpoint: snapshots.Checkpoint) -> dict[str, dict[str, int]]:
     """Return the highest time of each split, which several subtasks may have had records of."""
     highest: dict[str, dict[str, int]] = {}
     for part in checkpoint.subtasks:
@@ -460,13 +444,13 @@ def _split_times(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
     return highest
 
 
-def _read_of(checkpoint: Checkpoint, uid: str) -> int | None:
+def _read_of(checkpoint: snapshots.Checkpoint, uid: str) -> int | None:
     """Return how many records a source had read; None for what is no source."""
     counts = [part.read for part in checkpoint.subtasks if part.uid == uid and part.read is not None]
     return sum(counts) if counts else None
 
 
-def goes_back(damage: str, newest: Checkpoint | None, older: Checkpoint) -> str:
+def goes_back(damage: str, newest: snapshots.Checkpoint | None, older: snapshots.Checkpoint) -> str:
     """Return what to say when a checkpoint is damaged and one before it is restored.
 
     ``newest`` is what is left of it, perhaps damaged itself; None: its metadata makes no sense.
@@ -486,7 +470,7 @@ def goes_back(damage: str, newest: Checkpoint | None, older: Checkpoint) -> str:
     )
 
 
-def _positions(checkpoint: Checkpoint, vertex: JobVertex) -> dict[str, bytes]:
+def _positions(checkpoint: snapshots.Checkpoint, vertex: JobVertex) -> dict[str, bytes]:
     merged: dict[str, bytes] = {}
     for part in checkpoint.subtasks:
         if part.uid != vertex.uid:

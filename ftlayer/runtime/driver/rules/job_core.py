@@ -22,35 +22,7 @@ from ftlayer.common.rules.restart import (
 )
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import FTLayerError, JobStartError, SlotLostError, error_for_code
-from ftlayer.runtime.driver.rules.events import (
-    AskSession,
-    Broke,
-    Broken,
-    CancelRequested,
-    CancelSlot,
-    CheckpointComplete,
-    Condemned,
-    CountTasks,
-    DrainRequested,
-    EndTasksRequested,
-    Event,
-    JobInstruction,
-    JobState,
-    Over,
-    RecallDone,
-    RestartRequested,
-    RestoreFailed,
-    RestoreReady,
-    Said,
-    SendTo,
-    SessionOver,
-    SparkJobEnded,
-    StatusKnown,
-    SubmitSlot,
-    TaskCounts,
-    TasksCounted,
-    Tick,
-)
+from ftlayer.runtime.driver.rules import events
 from ftlayer.runtime.driver.rules.job_rules import (
     FailureNoted,
     JobMode,
@@ -69,17 +41,7 @@ from ftlayer.runtime.driver.rules.slot_record import (
     reason_of,
     with_spark_error,
 )
-from ftlayer.runtime.protocol.messages import (
-    Cancel,
-    FromSlot,
-    Heartbeat,
-    Hello,
-    SlotEnded,
-    SlotFailed,
-    SourceFailed,
-    TasksStarted,
-    has_worked,
-)
+from ftlayer.runtime.protocol import messages
 from ftlayer.vertex.calls.jobs import Incident
 
 KEPT = 50
@@ -91,7 +53,7 @@ class Incidents:
     def __init__(self) -> None:
         self._last: deque[Incident] = deque(maxlen=KEPT)
         self.news: list[Incident] = []
-        self._state = JobState.STARTING
+        self._state = events.JobState.STARTING
         self._restarts: dict[int, int] = {}
         self._lost = ""
 
@@ -106,7 +68,7 @@ class Incidents:
         self.news.append(self._last[-1])
 
     def look(
-        self, state: JobState, slots: Sequence[SlotRecord], reason: str, restarts: int, now_ms: int
+        self, state: events.JobState, slots: Sequence[SlotRecord], reason: str, restarts: int, now_ms: int
     ) -> None:
         """See what has changed; ``reason`` is the last failure, "" for none, ``restarts`` how many there were."""
         for slot in slots:
@@ -116,8 +78,12 @@ class Incidents:
                 text = f"slot {slot.number} is started again ({slot.restarts}) {slot.again}".rstrip()
                 self.add("restart", text, now_ms, slot.number)
         if state is not self._state:
-            why = f": {reason}" if reason and state in (JobState.RECOVERING, JobState.FAILED) else ""
-            if self._state is JobState.RECOVERING and state is JobState.RUNNING:
+            why = (
+                f": {reason}"
+                if reason and state in (events.JobState.RECOVERING, events.JobState.FAILED)
+                else ""
+            )
+            if self._state is events.JobState.RECOVERING and state is events.JobState.RUNNING:
                 why = f": runs again, restart {restarts}"
             self.add("state", f"{self._state} → {state}{why}", now_ms)
             self._state = state
@@ -149,18 +115,18 @@ class Upkeep:
     def works(self) -> None:
         note_success(self._restart)
 
-    def submit(self, slot: SlotRecord, now_ms: int) -> list[JobInstruction]:
+    def submit(self, slot: SlotRecord, now_ms: int) -> list[events.JobInstruction]:
         slot.attempt += 1
         slot.submitted, slot.cancelled, slot.submit_at_ms, slot.lost_ms = True, False, None, None
         slot.patience_ms = now_ms + self._options.start_timeout_ms
-        return [SubmitSlot(slot.number, slot.attempt)]
+        return [events.SubmitSlot(slot.number, slot.attempt)]
 
-    def cancel(self, slot: SlotRecord, now_ms: int) -> list[JobInstruction]:
+    def cancel(self, slot: SlotRecord, now_ms: int) -> list[events.JobInstruction]:
         slot.cancelled = True
         slot.patience_ms = now_ms + CANCEL_GRACE_MS
-        return [CancelSlot(slot.number, slot.attempt)] if slot.submitted else []
+        return [events.CancelSlot(slot.number, slot.attempt)] if slot.submitted else []
 
-    def ended(self, slot: SlotRecord, event: SparkJobEnded) -> FTLayerError | None:
+    def ended(self, slot: SlotRecord, event: events.SparkJobEnded) -> FTLayerError | None:
         """The slot's Spark job has ended; return an error if there is no use in another one."""
         slot.submitted = slot.cancelled = False
         slot.spark_error = event.error
@@ -182,7 +148,9 @@ class Upkeep:
         )
         return JobStartError(f"a slot cannot start, {START_ATTEMPTS} attempts failed. {reason}")
 
-    def keep_up(self, slot: SlotRecord, now_ms: int, restarts: int) -> list[JobInstruction] | FTLayerError:
+    def keep_up(
+        self, slot: SlotRecord, now_ms: int, restarts: int
+    ) -> list[events.JobInstruction] | FTLayerError:
         """Return what is due for a slot without an instance, or an error if it is given up."""
         if slot.submitted:
             if now_ms < slot.patience_ms:
@@ -209,23 +177,23 @@ CANCEL_AGAIN_MS = 1_000
 
 
 class Stopping:
-    def __init__(self, verdict: Over, slots: Sequence[SlotRecord], now_ms: int) -> None:
+    def __init__(self, verdict: events.Over, slots: Sequence[SlotRecord], now_ms: int) -> None:
         self.verdict = verdict
         self.over = False
         self._slots = slots
         self._since_ms = self._cancelled_ms = now_ms
 
-    def begin(self, reason: str) -> list[JobInstruction]:
-        instructions: list[JobInstruction] = []
+    def begin(self, reason: str) -> list[events.JobInstruction]:
+        instructions: list[events.JobInstruction] = []
         for slot in self._slots:
             if slot.hello is None:
                 if slot.submitted:
-                    instructions.append(CancelSlot(slot.number, slot.attempt))
+                    instructions.append(events.CancelSlot(slot.number, slot.attempt))
             elif not slot.ended:
-                instructions.append(SendTo(slot.number, slot.hello.instance, Cancel(reason)))
+                instructions.append(events.SendTo(slot.number, slot.hello.instance, messages.Cancel(reason)))
         return instructions
 
-    def advance(self, now_ms: int) -> list[JobInstruction]:
+    def advance(self, now_ms: int) -> list[events.JobInstruction]:
         """End what has not ended. It is `over` once no Spark job is left, or one cannot be ended."""
         stuck = [slot for slot in self._slots if slot.submitted]
         if not stuck or now_ms - self._since_ms >= STOP_GRACE_MS + CANCEL_GRACE_MS:
@@ -233,7 +201,9 @@ class Stopping:
         elif now_ms - self._cancelled_ms >= CANCEL_AGAIN_MS:
             self._cancelled_ms = now_ms
             late = now_ms - self._since_ms >= STOP_GRACE_MS
-            return [CancelSlot(slot.number, slot.attempt) for slot in stuck if late or slot.hello is None]
+            return [
+                events.CancelSlot(slot.number, slot.attempt) for slot in stuck if late or slot.hello is None
+            ]
         return []
 
 
@@ -269,20 +239,16 @@ class JobCore(Generic[Own]):
         self._started_ms = self._last_ms = self._asked_session_ms = 0
         self._upkeep = Upkeep(options, mode.slot_restart)
 
-    # ------------------------------------------------------------ views
-
     @property
     def epoch(self) -> int:
         return self._mode.epoch
 
     @property
     def restarts(self) -> int:
-        """How often something that ran was started again, as the restart strategy counts it."""
         return self._mode.restarts
 
     @property
     def isolation(self) -> IsolationStatus | None:
-        """How far the search for a record that ends processes is; None while there is none."""
         return self._mode.isolation
 
     @property
@@ -291,32 +257,32 @@ class JobCore(Generic[Own]):
         return None if self._end is None else self._end.verdict.error
 
     @property
-    def state(self) -> JobState:
+    def state(self) -> events.JobState:
         if self._end is not None:
-            return self._end.verdict.state if self._end.over else JobState.STOPPING
+            return self._end.verdict.state if self._end.over else events.JobState.STOPPING
         if not self._mode.has_begun:
-            return self._mode.state or JobState.STARTING
+            return self._mode.state or events.JobState.STARTING
         if self._mode.is_ending:
-            return JobState.ENDING
+            return events.JobState.ENDING
         if not (self._mode.is_complete and self._crew.all_started):
-            return JobState.RECOVERING if self._mode.was_lost else JobState.INITIALIZING
-        return self._mode.state or (JobState.DRAINING if self._crew.draining else JobState.RUNNING)
+            return events.JobState.RECOVERING if self._mode.was_lost else events.JobState.INITIALIZING
+        return self._mode.state or (
+            events.JobState.DRAINING if self._crew.draining else events.JobState.RUNNING
+        )
 
     def validate(self) -> None:
-        """Raise `AssertionError` if what is known does not fit together; for tests, behind each event."""
+        """Raise `AssertionError` if what is known does not fit together; for tests."""
         self._crew.validate()
         if not self.is_stopping:
             self._mode.validate()
 
-    # ------------------------------------------------------------ from outside
-
-    def start(self, now_ms: int) -> list[JobInstruction | Own]:
+    def start(self, now_ms: int) -> list[events.JobInstruction | Own]:
         """Begin: find out what there is to go on with, and submit the slots."""
         self._started_ms = self._last_ms = self._asked_session_ms = now_ms
         begun = self._carried_out(self._mode.begin(), now_ms)
         return [*begun, *(each for slot in self.slots for each in self._upkeep.submit(slot, now_ms))]
 
-    def handle(self, event: Event, now_ms: int) -> list[JobInstruction | Own]:
+    def handle(self, event: events.Event, now_ms: int) -> list[events.JobInstruction | Own]:
         if self._end is not None and self._end.over:
             return []
         self._mind_the_gap(now_ms)
@@ -324,61 +290,63 @@ class JobCore(Generic[Own]):
         self.incidents.look(self.state, self.slots, self.last_failure, self.restarts, now_ms)
         return instructions
 
-    def _happened(self, event: Event, now_ms: int) -> Sequence[JobInstruction | Own]:
+    def _happened(self, event: events.Event, now_ms: int) -> Sequence[events.JobInstruction | Own]:
         match event:
-            case Said():
+            case events.Said():
                 return self._said(self.slots[event.slot], event.instance, event.message, now_ms)
-            case Broke():
+            case events.Broke():
                 slot = self.slots[event.slot]
                 if slot.is_instance(event.instance) and not slot.ended:
                     return self._lose(slot, event.reason, now_ms)
                 return []
-            case SparkJobEnded():
+            case events.SparkJobEnded():
                 return self._spark_job_ended(self.slots[event.slot], event, now_ms)
-            case CancelRequested():
-                return self._stop(Over(JobState.CANCELLED), event.reason, now_ms)
-            case DrainRequested():
+            case events.CancelRequested():
+                return self._stop(events.Over(events.JobState.CANCELLED), event.reason, now_ms)
+            case events.DrainRequested():
                 return [] if self.is_stopping else self._crew.drain()
-            case TasksCounted():
+            case events.TasksCounted():
                 return self._end_late(event.counts, now_ms)
-            case SessionOver():
+            case events.SessionOver():
                 return self._session_over(event.error, now_ms)
-            case Broken():
+            case events.Broken():
                 return self._fail(event.error, now_ms)
-            case Tick():
+            case events.Tick():
                 return [*self._check_silence(now_ms), *self._told(event, now_ms)]
-            case RestoreReady(gone_back=text) if text:
+            case events.RestoreReady(gone_back=text) if text:
                 self.incidents.add("restore", text, now_ms)
                 return self._told(event, now_ms)
             case (
-                StatusKnown()
-                | RecallDone()
-                | Condemned()
-                | RestartRequested()
-                | RestoreReady()
-                | RestoreFailed()
-                | CheckpointComplete()
-                | EndTasksRequested()
+                events.StatusKnown()
+                | events.RecallDone()
+                | events.Condemned()
+                | events.RestartRequested()
+                | events.RestoreReady()
+                | events.RestoreFailed()
+                | events.CheckpointComplete()
+                | events.EndTasksRequested()
             ):
                 return self._told(event, now_ms)
             case _:
                 assert_never(event)
 
-    # ------------------------------------------------------------ the mode
-
-    def _told(self, event: Event, now_ms: int) -> Sequence[JobInstruction | Own]:
+    def _told(self, event: events.Event, now_ms: int) -> Sequence[events.JobInstruction | Own]:
         return [] if self.is_stopping else self._carried_out(self._mode.handle(event, now_ms), now_ms)
 
-    def _heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> Sequence[JobInstruction | Own]:
+    def _heard(
+        self, slot: SlotRecord, message: messages.FromSlot, now_ms: int
+    ) -> Sequence[events.JobInstruction | Own]:
         return [] if self.is_stopping else self._carried_out(self._mode.heard(slot, message, now_ms), now_ms)
 
     def _carried_out(
         self, instructions: Sequence[ModeInstruction[Own]], now_ms: int
-    ) -> Sequence[JobInstruction | Own]:
+    ) -> Sequence[events.JobInstruction | Own]:
         """Carry out what a mode wants of this class, and return what is to be done for it by others."""
         return [each for instruction in instructions for each in self._carry_out(instruction, now_ms)]
 
-    def _carry_out(self, instruction: ModeInstruction[Own], now_ms: int) -> Sequence[JobInstruction | Own]:
+    def _carry_out(
+        self, instruction: ModeInstruction[Own], now_ms: int
+    ) -> Sequence[events.JobInstruction | Own]:
         match instruction:
             case StopJob(verdict, reason):
                 return self._stop(verdict, reason, now_ms)
@@ -394,35 +362,32 @@ class JobCore(Generic[Own]):
                 return [instruction]
         return []
 
-    # ------------------------------------------------------------ what slots say
-
     def _said(
-        self, slot: SlotRecord, instance: str, message: FromSlot, now_ms: int
-    ) -> Sequence[JobInstruction | Own]:
-        if isinstance(message, Hello):
+        self, slot: SlotRecord, instance: str, message: messages.FromSlot, now_ms: int
+    ) -> Sequence[events.JobInstruction | Own]:
+        if isinstance(message, messages.Hello):
             return self._hello(slot, message, now_ms)
         if not slot.is_instance(instance):
             return self._said_by_another(slot, message, now_ms)
         slot.heard_ms = now_ms
         match message:
-            case SlotFailed(code=code) if code:
+            case messages.SlotFailed(code=code) if code:
                 return self._fail(error_for_code(code)(message.reason), now_ms)
-            case SlotFailed(lasting=True) if (
-                self._mode.never_ran
-            ):  # it takes no records yet, or no checkpoint
+            case messages.SlotFailed(lasting=True) if self._mode.never_ran:
+                # It takes no records yet, or no checkpoint.
                 return self._fail(never_works(slot.number, message), now_ms)
-            case SlotFailed():
+            case messages.SlotFailed():
                 return self._lose(slot, reason_of(message), now_ms, message.operator, silent=False)
-            case TasksStarted():
+            case messages.TasksStarted():
                 slot.started = slot.deployed
-            case SourceFailed():
+            case messages.SourceFailed():
                 self._note(f"slot {slot.number}: {message.reason}", now_ms, slot.number)
-            case Heartbeat():
+            case messages.Heartbeat():
                 slot.heartbeat = message
-                if has_worked(message.counters):
+                if messages.has_worked(message.counters):
                     self._upkeep.works()
                 return self._heard(slot, message, now_ms)
-            case SlotEnded():
+            case messages.SlotEnded():
                 slot.ended = slot.deployed
                 return self._heard(slot, message, now_ms)
             case _:
@@ -430,21 +395,27 @@ class JobCore(Generic[Own]):
         return []
 
     def _said_by_another(
-        self, slot: SlotRecord, message: FromSlot, now_ms: int
-    ) -> Sequence[JobInstruction | Own]:
+        self, slot: SlotRecord, message: messages.FromSlot, now_ms: int
+    ) -> Sequence[events.JobInstruction | Own]:
         """An instance that has not said Hello may say why it cannot; others are not listened to."""
-        if not isinstance(message, SlotFailed) or slot.hello is not None or self.is_stopping:
+        if not isinstance(message, messages.SlotFailed) or slot.hello is not None or self.is_stopping:
             return []
         slot.failure = f"slot {slot.number}: {reason_of(message)}"
         self._note(slot.failure, now_ms, slot.number)
         return self._fail(error_for_code(message.code)(message.reason), now_ms) if message.code else []
 
-    def _hello(self, slot: SlotRecord, hello: Hello, now_ms: int) -> Sequence[JobInstruction | Own]:
+    def _hello(
+        self, slot: SlotRecord, hello: messages.Hello, now_ms: int
+    ) -> Sequence[events.JobInstruction | Own]:
         if self.is_stopping or slot.ended:
-            return [SendTo(slot.number, hello.instance, Cancel("the job does not need it any more"))]
-        instructions: list[JobInstruction | Own] = []
+            return [
+                events.SendTo(
+                    slot.number, hello.instance, messages.Cancel("the job does not need it any more")
+                )
+            ]
+        instructions: list[events.JobInstruction | Own] = []
         if slot.hello is not None:
-            instructions += self._crew.tell(slot, Cancel("another process has taken its place"))
+            instructions += self._crew.tell(slot, messages.Cancel("another process has taken its place"))
             instructions += self._lose(slot, "another process took its place", now_ms)
             if self._end is not None:
                 return instructions
@@ -453,8 +424,8 @@ class JobCore(Generic[Own]):
         return [*instructions, *self._heard(slot, hello, now_ms)]
 
     def _spark_job_ended(
-        self, slot: SlotRecord, event: SparkJobEnded, now_ms: int
-    ) -> Sequence[JobInstruction | Own]:
+        self, slot: SlotRecord, event: events.SparkJobEnded, now_ms: int
+    ) -> Sequence[events.JobInstruction | Own]:
         if event.attempt != slot.attempt:
             return []
         if self.is_stopping:
@@ -466,11 +437,9 @@ class JobCore(Generic[Own]):
             self._note(slot.failure, now_ms, slot.number)
         return [] if error is None else self._fail(error, now_ms)
 
-    # ------------------------------------------------------------ losses
-
-    def _check_silence(self, now_ms: int) -> Sequence[JobInstruction | Own]:
+    def _check_silence(self, now_ms: int) -> Sequence[events.JobInstruction | Own]:
         limit = self._options.heartbeat_timeout_ms
-        instructions: list[JobInstruction | Own] = []
+        instructions: list[events.JobInstruction | Own] = []
         for slot in () if self.is_stopping else self.slots:
             if slot.running and now_ms - slot.heard_ms >= limit:
                 instructions += self._lose(slot, f"it was not heard of for {limit} ms", now_ms)
@@ -479,7 +448,7 @@ class JobCore(Generic[Own]):
 
     def _lose(
         self, slot: SlotRecord, reason: str, now_ms: int, operator: str = "", *, silent: bool = True
-    ) -> Sequence[JobInstruction | Own]:
+    ) -> Sequence[events.JobInstruction | Own]:
         was_deployed, alone = slot.deployed, self._crew.all_deployed
         busy = "" if slot.heartbeat is None else slot.heartbeat.busy
         instance = "" if slot.hello is None else slot.hello.instance
@@ -503,9 +472,7 @@ class JobCore(Generic[Own]):
         self.last_failure = failure
         self.incidents.loss(failure, now_ms, slot)
 
-    # ------------------------------------------------------------ going on
-
-    def _advance(self, now_ms: int) -> Sequence[JobInstruction | Own]:
+    def _advance(self, now_ms: int) -> Sequence[events.JobInstruction | Own]:
         instructions = [*self._mind_the_session(now_ms)]
         if not self.is_stopping:
             instructions += self._keep_slots_up(now_ms)
@@ -517,7 +484,7 @@ class JobCore(Generic[Own]):
                 instructions += [*self._mode.last_wish(self._end.verdict), self._end.verdict]
         return instructions
 
-    def _keep_slots_up(self, now_ms: int) -> Sequence[JobInstruction | Own]:
+    def _keep_slots_up(self, now_ms: int) -> Sequence[events.JobInstruction | Own]:
         instructions = [*self._mind_the_start(now_ms)]
         for slot in self.slots:
             if slot.hello is None and not self.is_stopping:
@@ -527,12 +494,12 @@ class JobCore(Generic[Own]):
                 )
         return instructions
 
-    def _mind_the_start(self, now_ms: int) -> Sequence[JobInstruction | Own]:
+    def _mind_the_start(self, now_ms: int) -> Sequence[events.JobInstruction | Own]:
         """Where slots are not up in time, ask Spark which of them it has started: the error says so."""
         if self._is_late(now_ms):
             if self._counting_since_ms is None:
                 self._counting_since_ms = now_ms
-                return [CountTasks()]
+                return [events.CountTasks()]
             if now_ms - self._counting_since_ms >= COUNT_TASKS_MS:
                 return self._end_late(None, now_ms)
         return []
@@ -541,36 +508,36 @@ class JobCore(Generic[Own]):
         late = not self._mode.has_begun and now_ms - self._started_ms >= self._options.start_timeout_ms
         return late and not all(slot.hello for slot in self.slots)
 
-    def _end_late(self, counts: TaskCounts | None, now_ms: int) -> Sequence[JobInstruction | Own]:
+    def _end_late(
+        self, counts: events.TaskCounts | None, now_ms: int
+    ) -> Sequence[events.JobInstruction | Own]:
         if not self._is_late(now_ms) or self.is_stopping:
             return []
         return self._fail(not_up(self.slots, self._options.start_timeout_ms, counts), now_ms)
 
-    def _mind_the_session(self, now_ms: int) -> Sequence[JobInstruction | Own]:
+    def _mind_the_session(self, now_ms: int) -> Sequence[events.JobInstruction | Own]:
         """Ask for the session where a slot has no instance, or a Spark job does not end: it may be gone."""
         missing = any(slot.hello is None and not slot.ended for slot in self.slots)
         if (missing or self.is_stopping) and now_ms - self._asked_session_ms >= ASK_SESSION_MS:
             self._asked_session_ms = now_ms
-            return [AskSession()]
+            return [events.AskSession()]
         return []
 
-    def _session_over(self, error: FTLayerError, now_ms: int) -> Sequence[JobInstruction | Own]:
+    def _session_over(self, error: FTLayerError, now_ms: int) -> Sequence[events.JobInstruction | Own]:
         for slot in self.slots:
             # No message will say that it has ended.
             slot.submitted = False
         return self._fail(error, now_ms)
-
-    # ------------------------------------------------------------ coming to an end
 
     @property
     def is_stopping(self) -> bool:
         """Whether the job comes to its end: its slots are told to, or have."""
         return self._end is not None
 
-    def _fail(self, error: FTLayerError, now_ms: int) -> Sequence[JobInstruction | Own]:
+    def _fail(self, error: FTLayerError, now_ms: int) -> Sequence[events.JobInstruction | Own]:
         return self._carry_out(failed(error), now_ms)
 
-    def _stop(self, verdict: Over, reason: str, now_ms: int) -> Sequence[JobInstruction | Own]:
+    def _stop(self, verdict: events.Over, reason: str, now_ms: int) -> Sequence[events.JobInstruction | Own]:
         if verdict.error is not None:
             self.last_failure = str(verdict.error)
         if self._end is not None:

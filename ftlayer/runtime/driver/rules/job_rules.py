@@ -236,12 +236,7 @@ class DriverMode(Generic[Own]):
         raise no_checkpoints(self._job.graph.name)
 
     def end(
-        self,
-        state: JobState,
-        take_events: Callable[[], None],
-        close_by_s: float | None,
-        *,
-        interrupted: bool,
+        self, state: JobState, take_events: Callable[[], None], close_by_s: float | None, *, interrupted: bool
     ) -> None:
         """The job is over; slots and readers are still there. ``interrupted``: by Ctrl-C.
 
@@ -261,7 +256,6 @@ OpenMode = Callable[[JobContext], DriverMode[Any]]
 
 
 def no_checkpoints(name: str) -> ConfigError:
-    """Return the error for a topology that was asked for what is barrier mode's."""
     return ConfigError(
         f"{name!r} runs without checkpoints; give StreamEnvironment checkpointing=CheckpointConfig(…)"
     )

@@ -16,16 +16,7 @@ from ftlayer.records.beside import MISFITS
 from ftlayer.runtime.driver.rules.events import JobState
 from ftlayer.runtime.driver.rules.slot_record import SlotRecord
 from ftlayer.runtime.protocol.messages import Heartbeat
-from ftlayer.vertex.calls import StreamStatus
-from ftlayer.vertex.calls.jobs import (
-    CheckpointDetails,
-    CheckpointTotals,
-    EdgeDetails,
-    HistogramDetails,
-    Incident,
-    SlotDetails,
-    SubtaskDetails,
-)
+from ftlayer.vertex.calls import StreamStatus, jobs
 
 WHOLE = "checkpoint|"
 """The histogram of whole checkpoints; those of parts are ``checkpoint_<part>|<uid of the chain>``."""
@@ -39,15 +30,14 @@ class CheckpointTimes:
         self.written_bytes = 0
         self._counted: set[int] = set()
 
-    def take(self, history: Sequence[CheckpointDetails]) -> None:
-        """Count what of a job's history has completed since the last time."""
+    def take(self, history: Sequence[jobs.CheckpointDetails]) -> None:
         completed = {each.number: each for each in history if each.state == CheckpointState.COMPLETED}
         for number in completed.keys() - self._counted:
             self._count(completed[number])
         # What has left the history does not come back.
         self._counted = set(completed)
 
-    def _count(self, taken: CheckpointDetails) -> None:
+    def _count(self, taken: jobs.CheckpointDetails) -> None:
         self.written_bytes += taken.total.written_bytes
         self._observe(WHOLE, taken.duration_ms)
         for part in taken.subtasks:
@@ -111,10 +101,9 @@ class Meter:
 
     @property
     def totals(self) -> dict[str, int]:
-        """All counters.
+        """All counters. Those records came in, at least, that the vertex has taken.
 
-        The records that came in are at least those that the vertex has taken: reports of slots are up to a heartbeat
-        old, and what a lost one had read since its last is in none.
+        (Reports of slots are up to a heartbeat old, and what a lost one had read since its last is in none.)
         """
         totals = dict(self._totals)
         if self._before is not None:
@@ -122,7 +111,7 @@ class Meter:
         return totals
 
     def rates(self, now_ms: int) -> dict[str, float]:
-        """Return the counters per second, over the last seconds up to now."""
+        """Return the counters per second, over the last seconds."""
         if not self._samples:
             return {}
         since_ms, then = self._samples[0]
@@ -131,7 +120,6 @@ class Meter:
 
 
 def _held(status: StreamStatus) -> int:
-    """Return how many records the vertex holds, in whatever state."""
     return status.pending + status.due + status.waiting + status.dead
 
 
@@ -216,20 +204,20 @@ class JobStatus:
     state: JobState
     epoch: int
     uptime_s: float
-    slots: tuple[SlotDetails, ...]
+    slots: tuple[jobs.SlotDetails, ...]
     chains: tuple[ChainStatus, ...]
     counters: dict[str, int] = field(default_factory=dict)
     rates: dict[str, float] = field(default_factory=dict)
     vertex: StreamStatus | None = None
     before: StreamStatus | None = None
     isolation: IsolationStatus | None = None
-    checkpoints: CheckpointTotals | None = None
+    checkpoints: jobs.CheckpointTotals | None = None
     restarts: int = 0
     last_failure: str = ""
-    subtasks: tuple[SubtaskDetails, ...] = ()
-    edges: tuple[EdgeDetails, ...] = ()
-    incidents: tuple[Incident, ...] = ()
-    histograms: dict[str, HistogramDetails] = field(default_factory=dict)
+    subtasks: tuple[jobs.SubtaskDetails, ...] = ()
+    edges: tuple[jobs.EdgeDetails, ...] = ()
+    incidents: tuple[jobs.Incident, ...] = ()
+    histograms: dict[str, jobs.HistogramDetails] = field(default_factory=dict)
     transports: dict[int, dict[int, str]] = field(default_factory=dict)
     savepoint: str = field(default="", repr=False)
     breakers: dict[str, CircuitStatus] = field(default_factory=dict)
@@ -349,8 +337,7 @@ class JobStatus:
         )
 
 
-def slot_status(slot: SlotRecord, now_ms: int) -> SlotDetails:
-    """Return the status of a slot."""
+def slot_status(slot: SlotRecord, now_ms: int) -> jobs.SlotDetails:
     hello, beat = slot.hello, slot.heartbeat
     state = (
         "ended"
@@ -365,7 +352,7 @@ def slot_status(slot: SlotRecord, now_ms: int) -> SlotDetails:
         if slot.submitted
         else "waiting"
     )
-    return SlotDetails(
+    return jobs.SlotDetails(
         slot.number,
         state,
         host="" if hello is None else hello.host,
@@ -387,7 +374,7 @@ def chain_status(
     slots: Sequence[SlotRecord],
     savepoint: Checkpoint | None = None,
 ) -> ChainStatus:
-    """Return the status of a chain, by the job's counters and their rates, and by what slots said last.
+    """Return it by the job's counters and their rates, and by what slots said last.
 
     ``savepoint`` is the one that the job was stopped with, if it was.
     """
@@ -410,14 +397,10 @@ def chain_status(
 
 def chains_with(counter: str, slots: Sequence[SlotRecord]) -> frozenset[str]:
     """Return the uids of chains that have some of what a counter says, `PAUSED` or `WAITING`, as slots said last."""
-    counts = (pair for beat in _beats(slots) for pair in beat.counters.items())
-    return frozenset(
-        name.removeprefix(counter) for name, count in counts if count and name.startswith(counter)
-    )
+    return frozenset(uid for uid, most in _most(counter, slots).items() if most)
 
 
 def circuits_of(slots: Sequence[SlotRecord]) -> dict[str, CircuitStatus]:
-    """Return where the circuit breakers of chains are, by operator, as slots that run said last."""
     found: dict[str, list[CircuitStatus]] = {}
     for beat in _beats(slots):
         for name, status in beat.circuits.items():
@@ -431,10 +414,7 @@ def lags_of(slots: Sequence[SlotRecord]) -> dict[str, int]:
 
 
 def away_of(planners: Mapping[str, int], slots: Sequence[SlotRecord]) -> dict[str, int]:
-    """Return for how long (ms) systems of sources cannot be read, by source.
-
-    ``planners`` is what the readers in the driver know, slots are asked as they said last: the longest counts.
-    """
+    """Return by source for how long (ms) its system cannot be read: the longest of what planners and slots said."""
     found = _most(AWAY, slots)
     return {uid: max(planners.get(uid, 0), found.get(uid, 0)) for uid in {**planners, **found}}
 
@@ -450,7 +430,6 @@ def _most(counter: str, slots: Sequence[SlotRecord]) -> dict[str, int]:
 
 
 def transports_of(slots: Sequence[SlotRecord]) -> dict[int, dict[int, str]]:
-    """Return what carries records from each slot to others, as these said last."""
     return {
         slot.number: {int(other): how for other, how in slot.heartbeat.transports.items() if other.isdigit()}
         for slot in slots

@@ -7,17 +7,7 @@ from dataclasses import dataclass
 
 from ftlayer.errors import FTLayerError, JobStartError, SlotLostError
 from ftlayer.runtime.driver.rules.events import JobInstruction, SendTo, SlotUp, TaskCounts
-from ftlayer.runtime.protocol.messages import (
-    Conviction,
-    Death,
-    Deploy,
-    Heartbeat,
-    Hello,
-    Peer,
-    SlotFailed,
-    StopSources,
-    ToSlot,
-)
+from ftlayer.runtime.protocol import messages
 from ftlayer.vertex.calls import Failure
 
 
@@ -63,13 +53,13 @@ class SlotRecord:
     submit_at_ms: int | None = None
     lost_ms: int | None = None
     patience_ms: int = 0
-    hello: Hello | None = None
+    hello: messages.Hello | None = None
     deployed: bool = False
     started: bool = False
     asked_epoch: int = 0
     dropped_epoch: int = 0
     heard_ms: int = 0
-    heartbeat: Heartbeat | None = None
+    heartbeat: messages.Heartbeat | None = None
     ended: bool = False
     greeted: bool = False
     failed_starts: int = 0
@@ -83,7 +73,7 @@ class SlotRecord:
     loss: str = ""
     loss_in: str = ""
     lost_instance: str = ""
-    death: Death | None = None
+    death: messages.Death | None = None
     spark_error: str | None = None
 
     @property
@@ -91,9 +81,9 @@ class SlotRecord:
         return self.deployed and not self.ended
 
     @property
-    def peer(self) -> Peer:
+    def peer(self) -> messages.Peer:
         assert self.hello is not None
-        return Peer(self.number, self.hello.instance, self.hello.address, self.hello.socket)
+        return messages.Peer(self.number, self.hello.instance, self.hello.address, self.hello.socket)
 
     def is_instance(self, instance: str) -> bool:
         return self.hello is not None and self.hello.instance == instance
@@ -103,7 +93,7 @@ class SlotRecord:
         self.restarts += self.was_lost
         self.was_lost = False
 
-    def connect(self, hello: Hello, now_ms: int) -> None:
+    def connect(self, hello: messages.Hello, now_ms: int) -> None:
         self.start_again()
         self.hello, self.greeted, self.deployed, self.started = hello, True, False, False
         self.heartbeat, self.heard_ms = None, now_ms
@@ -116,7 +106,6 @@ class SlotRecord:
         self.patience_ms = patience_ms
 
     def validate(self) -> None:
-        """Raise `AssertionError` if what is known does not fit together; for tests."""
         where = f"slot {self.number}"
         assert self.hello is not None or not self.deployed, f"{where} is deployed without an instance"
         assert self.hello is None or self.greeted, f"{where} has an instance that did not say Hello"
@@ -155,17 +144,17 @@ class Crew:
     def all_started(self) -> bool:
         return all(slot.started or slot.ended for slot in self.slots)
 
-    def tell(self, slot: SlotRecord, message: ToSlot) -> list[JobInstruction]:
+    def tell(self, slot: SlotRecord, message: messages.ToSlot) -> list[JobInstruction]:
         assert slot.hello is not None
         return [SendTo(slot.number, slot.hello.instance, message)]
 
-    def tell_running(self, message: ToSlot) -> list[JobInstruction]:
+    def tell_running(self, message: messages.ToSlot) -> list[JobInstruction]:
         return [each for slot in self.running for each in self.tell(slot, message)]
 
-    def deploy(self, slot: SlotRecord, deploy: Deploy, now_ms: int) -> list[JobInstruction]:
+    def deploy(self, slot: SlotRecord, deploy: messages.Deploy, now_ms: int) -> list[JobInstruction]:
         """Tell the instance of a slot to start its tasks; their sources end at once in a job that drains."""
         slot.deployed, slot.heard_ms = True, now_ms
-        stop = self.tell(slot, StopSources()) if self.draining else []
+        stop = self.tell(slot, messages.StopSources()) if self.draining else []
         return [*self.tell(slot, deploy), *stop, SlotUp(slot.number)]
 
     def drop(self, slot: SlotRecord, now_ms: int) -> None:
@@ -176,10 +165,9 @@ class Crew:
         if self.draining:
             return []
         self.draining = True
-        return self.tell_running(StopSources())
+        return self.tell_running(messages.StopSources())
 
     def validate(self) -> None:
-        """Raise `AssertionError` if what is known does not fit together; for tests."""
         for slot in self.slots:
             slot.validate()
 
@@ -199,28 +187,25 @@ def with_spark_error(reason: str, spark_error: str | None) -> str:
     return f"{reason.partition(_SPARK_SAYS)[0]}{_SPARK_SAYS}{spark_error}" if spark_error else reason
 
 
-def reason_of(failed: SlotFailed) -> str:
+def reason_of(failed: messages.SlotFailed) -> str:
     where = f" in {failed.operator}" if failed.operator else ""
     trace = f"\n{failed.traceback}" if failed.traceback else ""
     return f"it failed{where}: {failed.reason}{trace}"
 
 
 def not_up(slots: Sequence[SlotRecord], start_timeout_ms: int, counts: TaskCounts | None) -> JobStartError:
-    """Return the error for slots that are not there after the start timeout.
-
-    ``counts``: what Spark says of their tasks, None if it does not.
-    """
+    """Return the error for slots that are not there in time. ``counts``: what Spark says of their tasks, if it does."""
     missing = [slot for slot in slots if slot.hello is None]
     failures = sorted({slot.failure for slot in missing if slot.failure})
     return JobStartError(
-        f"{_named(missing)} of {len(slots)} were not up within {start_timeout_ms} ms (start_timeout_ms). "
+        f"{_numbers([slot.number for slot in missing])} of {len(slots)} were not up within {start_timeout_ms} ms "
+        "(start_timeout_ms). "
         + " ".join(_why_not_up([slot.number for slot in missing], counts))
         + "".join(f"; {failure}" for failure in failures)
     )
 
 
 def _why_not_up(missing: Sequence[int], counts: TaskCounts | None) -> list[str]:
-    """Return what is known of slots that are not up, and what to do about it."""
     longer = "give them longer with TopologyOptions(start_timeout_ms=…)"
     if counts is None:
         return [
@@ -251,16 +236,11 @@ def _why_not_up(missing: Sequence[int], counts: TaskCounts | None) -> list[str]:
     return said
 
 
-def _named(slots: Sequence[SlotRecord]) -> str:
-    return _numbers([slot.number for slot in slots])
-
-
 def _numbers(slots: Sequence[int]) -> str:
     return f"slot{'s' if len(slots) > 1 else ''} {', '.join(map(str, slots))}"
 
 
-def never_works(slot: int, failed: SlotFailed) -> JobStartError:
-    """Return the error for what another attempt would not mend."""
+def never_works(slot: int, failed: messages.SlotFailed) -> JobStartError:
     return JobStartError(f"slot {slot} cannot do its part: {failed.reason}")
 
 
@@ -287,9 +267,9 @@ def conviction(root: int, slot: SlotRecord) -> Failure:
     )
 
 
-def convicted_by_deaths(death: Death) -> Conviction:
+def convicted_by_deaths(death: messages.Death) -> messages.Conviction:
     """Return what becomes of a record over which two processes have ended themselves, this one last."""
-    return Conviction(
+    return messages.Conviction(
         death.chain,
         death.digest,
         f"the process of a slot ended while it ran this record and no other, twice: {death.cause}",
@@ -298,7 +278,7 @@ def convicted_by_deaths(death: Death) -> Conviction:
     )
 
 
-def died(death: Death) -> str:
+def died(death: messages.Death) -> str:
     in_hand = f", with a record of {death.chain!r} in hand" if death.digest else ""
     stack = f"\n{death.stack}" if death.stack else ""
     return f"slot {death.slot}: it ended itself{in_hand}: {death.cause}{stack}"

@@ -20,7 +20,7 @@ from ftlayer.errors import (
 )
 from ftlayer.runtime.barrier_mode.driver.committing import Committer, at_home, resealed
 from ftlayer.runtime.barrier_mode.driver.rules.reader_checkpoints import Captured, unpack_captured
-from ftlayer.runtime.driver.rules.range_keeper import PlannedRange
+from ftlayer.runtime.driver.rules.planner_rules import PlannedRange
 from ftlayer.runtime.protocol.messages import seal, unseal
 from ftlayer.topology.job_graph import JobGraph, JobVertex
 from ftlayer.topology.operators import FunctionSink, Sink, WriterSink

@@ -11,7 +11,7 @@ from ftlayer.runtime.barrier_mode.driver.rules.reader_checkpoints import (
     unpack_captured,
 )
 from ftlayer.runtime.connectors.offset_reader import RangeProgress, SplitPosition, partition_key
-from ftlayer.runtime.driver.rules.range_keeper import Beginning, PlannedRange
+from ftlayer.runtime.driver.rules.planner_rules import Beginning, PlannedRange
 from ftlayer.runtime.protocol.messages import ReaderRange
 
 

@@ -20,22 +20,7 @@ from ftlayer.runtime.acker_mode.driver.rules.isolation import (
     Step,
     Tell,
 )
-from ftlayer.runtime.driver.rules.events import (
-    AckerInstruction,
-    AskVertexStatus,
-    Broken,
-    Condemn,
-    Condemned,
-    Event,
-    JobInstruction,
-    JobState,
-    Over,
-    RecallDone,
-    RecallStreams,
-    SlotDown,
-    StatusKnown,
-    Tick,
-)
+from ftlayer.runtime.driver.rules import events
 from ftlayer.runtime.driver.rules.job_rules import (
     DriverMode,
     FailureNoted,
@@ -55,23 +40,7 @@ from ftlayer.runtime.driver.rules.slot_record import (
     died,
     given_up,
 )
-from ftlayer.runtime.protocol.messages import (
-    Death,
-    Deploy,
-    DropPeers,
-    EndReplays,
-    FromSlot,
-    Heartbeat,
-    Hello,
-    PauseIntake,
-    PeersDropped,
-    PeersUp,
-    Probe,
-    ReplayNow,
-    ReplaysOut,
-    ResumeIntake,
-    SlotEnded,
-)
+from ftlayer.runtime.protocol import messages
 from ftlayer.vertex.calls import StreamOptions, StreamStatus, StreamStatusCall
 
 logger = logging.getLogger(__name__)
@@ -116,20 +85,14 @@ class CircuitWatch:
         return lines
 
 
-# When a bounded job may end, or a group of replays is settled: detecting that nothing happens any more, anywhere.
-#
-# Two rounds of probes around a look at the vertex, after the two-wave idea of termination detection (Mattern,
-# "Algorithms for distributed termination detection", 1987): if every slot is quiet in both rounds and did nothing
-# between them, and the vertex held nothing in between, then no slot has a record, and none is on its way: a record
-# on its way has a root, and that would be pending.
-
-
-# Between two tries (ms): a round trip to slots and vertex takes a millisecond.
 RETRY_MS = 50
-# Records that wait for their pause are looked for at their time, but at the latest after this (ms).
+"""Between two tries: a round trip to slots and vertex takes a millisecond."""
+
 LONGEST_RETRY_MS = 1_000
-# What is pending for so long (ms) while nothing moves is held on purpose: in a join, or by a sink that writes rarely.
+"""Records that wait for their pause are looked for at their time, but at the latest after this."""
+
 HELD_MS = 2_000
+"""What is pending for so long while nothing moves is held on purpose: in a join, or by a sink that writes rarely."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +106,7 @@ class AskStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class NothingLeft:
-    """Everything is done."""
+class NothingLeft: ...
 
 
 def drained(status: StreamStatus, now_ms: int) -> bool:
@@ -178,7 +140,15 @@ class _EndPhase(Enum):
 
 
 class EndDetection:
-    """Told of every heartbeat and answer; says what to do next. Numbers of probes and questions only grow."""
+    """When a bounded job may end, or a group of replays is settled: whether nothing happens any more, anywhere.
+
+    Two rounds of probes around a look at the vertex, after the two-wave idea of termination detection (Mattern,
+    "Algorithms for distributed termination detection", 1987): if every slot is quiet in both rounds and did nothing
+    between them, and the vertex held nothing in between, then no slot has a record, and none is on its way: a record
+    on its way has a root, and that would be pending.
+
+    Told of every heartbeat and answer; says what to do next. Numbers of probes and questions only grow.
+    """
 
     def __init__(self) -> None:
         self._number = 0
@@ -196,7 +166,7 @@ class EndDetection:
         self._phase = _EndPhase.WATCHING
         self._is_empty = is_empty
 
-    def heartbeat(self, slot: int, heartbeat: Heartbeat) -> None:
+    def heartbeat(self, slot: int, heartbeat: messages.Heartbeat) -> None:
         if self._phase in (_EndPhase.FIRST_ROUND, _EndPhase.SECOND_ROUND):
             if not heartbeat.quiet:
                 self._phase = _EndPhase.WATCHING
@@ -214,7 +184,7 @@ class EndDetection:
         return None
 
     def advance(
-        self, latest: Mapping[int, Heartbeat | None], now_ms: int
+        self, latest: Mapping[int, messages.Heartbeat | None], now_ms: int
     ) -> ProbeAll | AskStatus | NothingLeft | None:
         """Return what to do now. ``latest`` has each running slot's last heartbeat."""
         match self._phase:
@@ -263,28 +233,25 @@ class Recalls:
         """More may have to be recalled since."""
         self.is_done = self._asked = False
 
-    def ask(self) -> list[RecallStreams]:
+    def ask(self) -> list[events.RecallStreams]:
         if self._asked:
             return []
         self._asked = True
-        return self._recall()
+        return self.recall()
 
     def is_due(self, epoch: int, all_know: bool, now_ms: int) -> bool:
         """Whether it is time for `meanwhile`: of a loss, when all others know of it, and again and again."""
         return self._meanwhile != (epoch, all_know) or now_ms - self._meanwhile_ms >= self._every_ms
 
-    def meanwhile(self, epoch: int, all_know: bool, now_ms: int) -> list[RecallStreams]:
+    def meanwhile(self, epoch: int, all_know: bool, now_ms: int) -> list[events.RecallStreams]:
         """Have done what can be done while a slot is away."""
         self._meanwhile, self._meanwhile_ms = (epoch, all_know), now_ms
-        return self._recall()
+        return self.recall()
 
-    def at_the_end(self) -> list[RecallStreams]:
-        """Have it done for the next instance, without waiting for it."""
-        return self._recall()
-
-    def _recall(self) -> list[RecallStreams]:
+    def recall(self) -> list[events.RecallStreams]:
+        """Have it done without waiting for it."""
         self._number += 1
-        return [RecallStreams(self._number)]
+        return [events.RecallStreams(self._number)]
 
     def answered(self, number: int) -> None:
         """Take an answer; only the one to the last question makes it done."""
@@ -292,7 +259,7 @@ class Recalls:
             self._asked, self.is_done = False, True
 
 
-_Instructions_of_suspicion: TypeAlias = Sequence[ModeInstruction[AckerInstruction]]
+_Instructions: TypeAlias = Sequence[ModeInstruction[events.AckerInstruction]]
 
 
 class Suspicion:
@@ -302,13 +269,9 @@ class Suspicion:
     """
 
     def __init__(
-        self,
-        replays: Sequence[ReplayInput],
-        crew: Crew,
-        recalls: Recalls,
-        detection: EndDetection,
+        self, replays: Sequence[ReplayInput], crew: Crew, recalls: Recalls, detection: EndDetection
     ) -> None:
-        self._isolation = Isolation(replays)
+        self.isolation = Isolation(replays)
         self._crew = crew
         self._recalls = recalls
         self._detection = detection
@@ -317,47 +280,31 @@ class Suspicion:
         self.quick_losses = 0
 
     @property
-    def active(self) -> bool:
-        return self._isolation.active
-
-    @property
-    def on_trial(self) -> bool:
-        """Whether a record is accused, and one more loss proves it."""
-        return self._isolation.on_trial
-
-    @property
     def watches(self) -> bool:
         """Whether `EndDetection` has something to find out: the end of the job, or of a group."""
-        return not self._isolation.active or self._isolation.waits_for_rest
+        return not self.isolation.active or self.isolation.waits_for_rest
 
-    @property
-    def status(self) -> IsolationStatus | None:
-        """How far it is; None while there is none."""
-        return self._isolation.status
-
-    # ------------------------------------------------------------ losses and repairs
-
-    def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> _Instructions_of_suspicion:
+    def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> _Instructions:
         """A slot that ran was lost; ``alone``: it is not one of several that were lost together."""
         if alone:
             self.quick_losses = self.quick_losses + 1 if now_ms - self._repaired_ms < SOON_MS else 1
-        slot.excused = self._isolation.active and self._isolation.lost(slot.number, now_ms)
-        if self._isolation.active:
+        slot.excused = self.isolation.active and self.isolation.lost(slot.number, now_ms)
+        if self.isolation.active:
             if not slot.excused:
                 self.quick_losses = 0
                 slot.failure += " (while no record was out)"
         elif self.quick_losses >= SUSPICIOUS_LOSSES:
-            self._isolation.begin()
-            return self._crew.tell_running(PauseIntake())
+            self.isolation.begin()
+            return self._crew.tell_running(messages.PauseIntake())
         return []
 
     def repaired(self, now_ms: int) -> None:
         self._repaired_ms = now_ms
-        if self._isolation.active:
-            self._isolation.deployed()
+        if self.isolation.active:
+            self.isolation.deployed()
             self._detection.restart(at_rest)
 
-    def died(self, deaths: Sequence[Death]) -> _Instructions_of_suspicion:
+    def died(self, deaths: Sequence[messages.Death]) -> _Instructions:
         """A new instance tells how others on its host have ended themselves."""
         for death in deaths:
             for slot in self._crew.slots:
@@ -368,81 +315,66 @@ class Suspicion:
     @property
     def has_convict(self) -> bool:
         """Whether there is a record that has to be condemned first: by a recall the vertex forgets its root."""
-        return self._isolation.convicted is not None
+        return self.isolation.convicted is not None
 
-    def condemn(self) -> _Instructions_of_suspicion:
+    def condemn(self) -> _Instructions:
         """Have that record condemned, if that is not under way, and as soon as its slot can say how it ended."""
-        found = self._isolation.convicted
+        found = self.isolation.convicted
         if found is None or self._condemning or self._crew.slots[found.slot].hello is None:
             return []
         self._condemning = True
-        return [Condemn(conviction(found.root, self._crew.slots[found.slot]))]
+        return [events.Condemn(conviction(found.root, self._crew.slots[found.slot]))]
 
     def condemned(self) -> None:
         self._condemning = False
-        self._isolation.condemned()
+        self.isolation.condemned()
 
-    # ------------------------------------------------------------ groups
+    def recalled(self, rows: int, now_ms: int) -> _Instructions:
+        return self._go(self.isolation.recalled(rows, now_ms))
 
-    def recalled(self, rows: int, now_ms: int) -> _Instructions_of_suspicion:
-        return self._go(self._isolation.recalled(rows, now_ms))
-
-    def took(self, report: ReplaysOut, now_ms: int) -> _Instructions_of_suspicion:
-        instructions = self._go(self._isolation.took(report, now_ms))
-        if self._isolation.group_is_out:
+    def took(self, report: messages.ReplaysOut, now_ms: int) -> _Instructions:
+        instructions = self._go(self.isolation.took(report, now_ms))
+        if self.isolation.group_is_out:
             self._detection.restart(GroupSettled())
         return instructions
 
-    def at_rest(self, now_ms: int) -> _Instructions_of_suspicion:
+    def at_rest(self, now_ms: int) -> _Instructions:
         """Nothing moves in any slot, and the group is settled."""
-        return self._go(self._isolation.at_rest(now_ms))
+        return self._go(self.isolation.at_rest(now_ms))
 
-    def tick(self, now_ms: int) -> _Instructions_of_suspicion:
-        return self._go(self._isolation.tick(now_ms))
+    def tick(self, now_ms: int) -> _Instructions:
+        return self._go(self.isolation.tick(now_ms))
 
-    def _go(self, steps: Sequence[Step]) -> _Instructions_of_suspicion:
+    def _go(self, steps: Sequence[Step]) -> _Instructions:
         return [each for step in steps for each in self._step(step)]
 
-    def _step(self, step: Step) -> _Instructions_of_suspicion:
+    def _step(self, step: Step) -> _Instructions:
         match step:
             case RecallAll():
                 return self._recalls.ask()
             case Tell(source, message):
                 return self._crew.tell(self._crew.slots[source.slot], message)
             case AllThrough():
-                return self._go_on_as_usual()
-
-    def _go_on_as_usual(self) -> _Instructions_of_suspicion:
-        self.quick_losses = 0
-        self._detection.restart()
-        forgiven = [LossesForgiven()] if self._isolation.found else []
-        return [*forgiven, *self._crew.tell_running(ResumeIntake())]
+                self.quick_losses = 0
+                self._detection.restart()
+                forgiven = [LossesForgiven()] if self.isolation.found else []
+                return [*forgiven, *self._crew.tell_running(messages.ResumeIntake())]
 
 
-# Acker mode's rules of a job: what is replayed when a slot is lost, and when it ends. No I/O, no threads, no clock.
-#
-# A job starts when every slot has an instance, and is repaired when one is lost:
-#
-#     lost → `DropPeers` to the others → all answered, and a new instance is there → the vertex recalls what is
-#     pending → `PeersUp` to the others, `Deploy` to the new one, `ReplayNow` to all
-#
-# From the loss on the vertex recalls what is pending, so that it does not time out; replays are not asked for
-# before all slots are there again.
-#
-# Where slots are lost again and again soon after that, a record may end the processes that work on it: `Isolation`
-# takes over what is let in until it is found.
-#
-# A further loss at any point of this begins it again, with a higher epoch.
+class AckerJob(JobMode[events.AckerInstruction]):
+    """Of a job whose records the vertex follows: what is replayed when a slot is lost, and when it ends.
 
+    A job starts when every slot has an instance, and is repaired when one is lost:
 
-_Instructions: TypeAlias = Sequence[ModeInstruction[AckerInstruction]]
+        lost → `DropPeers` to the others → all answered, and a new instance is there → the vertex recalls what is
+        pending → `PeersUp` to the others, `Deploy` to the new one, `ReplayNow` to all
 
+    From the loss on the vertex recalls what is pending, so that it does not time out; replays are not asked for
+    before all slots are there again. A further loss at any point of this begins it again, with a higher epoch. Each
+    epoch's instances get a name of their own, made from that of the execution (``run``): no root id is made twice.
 
-class AckerJob(JobMode[AckerInstruction]):
-    """Of a job whose records the vertex follows.
-
-    ``run`` names the execution; each epoch's instances get a name of their own made from it, so that a root id is
-    never made twice.
+    Where slots are lost again and again soon after that, a record may end the processes that work on it: `Isolation`
+    takes over what is let in until it is found. No I/O, no threads, no clock.
     """
 
     def __init__(
@@ -467,16 +399,16 @@ class AckerJob(JobMode[AckerInstruction]):
 
     @property
     def isolation(self) -> IsolationStatus | None:
-        return self._suspicion.status
+        return self._suspicion.isolation.status
 
     @property
     def on_trial(self) -> bool:
         """Whether a record is accused of ending processes, and one more loss proves it."""
-        return self._suspicion.on_trial
+        return self._suspicion.isolation.on_trial
 
     @property
     def restarts(self) -> int:
-        """See `JobMode`: slots, each by itself. Those that a record ended count too."""
+        """Of slots, each by itself. Those that a record ended count too."""
         return sum(slot.restarts for slot in self._crew.slots)
 
     @property
@@ -484,40 +416,38 @@ class AckerJob(JobMode[AckerInstruction]):
         return self.epoch > 1
 
     @property
-    def state(self) -> JobState | None:
-        return JobState.ISOLATING if self._suspicion.active else None
+    def state(self) -> events.JobState | None:
+        return events.JobState.ISOLATING if self._suspicion.isolation.active else None
 
     def begin(self) -> _Instructions:
         return [*self._recalls.ask()]
 
-    def handle(self, event: Event, now_ms: int) -> _Instructions:
+    def handle(self, event: events.Event, now_ms: int) -> _Instructions:
         match event:
-            case StatusKnown():
+            case events.StatusKnown():
                 return self._probe(self._detection.status(event.number, event.status, now_ms))
-            case RecallDone():
+            case events.RecallDone():
                 self._recalls.answered(event.number)
                 return self._suspicion.recalled(event.rows, now_ms)
-            case Condemned():
+            case events.Condemned():
                 self._suspicion.condemned()
-            case Tick():
+            case events.Tick():
                 return self._suspicion.tick(now_ms)
         return []
 
-    def heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> _Instructions:
+    def heard(self, slot: SlotRecord, message: messages.FromSlot, now_ms: int) -> _Instructions:
         match message:
-            case Hello(deaths=deaths):
+            case messages.Hello(deaths=deaths):
                 return self._suspicion.died(deaths)
-            case Heartbeat() if slot.running:
+            case messages.Heartbeat() if slot.running:
                 self._detection.heartbeat(slot.number, message)
-            case PeersDropped():
+            case messages.PeersDropped():
                 slot.dropped_epoch = max(slot.dropped_epoch, message.epoch)
-            case SlotEnded() if slot.ended and not self.is_ending and not self._crew.all_deployed:
+            case messages.SlotEnded() if slot.ended and not self.is_ending and not self._crew.all_deployed:
                 return self._repair([], now_ms)
-            case ReplaysOut():
+            case messages.ReplaysOut():
                 return self._suspicion.took(message, now_ms)
         return []
-
-    # ------------------------------------------------------------ losses
 
     def lost_before(self) -> None:
         if self.epoch:
@@ -528,13 +458,10 @@ class AckerJob(JobMode[AckerInstruction]):
         slot.lost_ms = now_ms
         if self.is_ending:
             # Everything is done and the vertex is empty: what remained was to say so.
-            return [StopJob(Over(JobState.ENDED), "everything is done")]
-        return [
-            *self._suspicion.lost(slot, now_ms, alone=alone),
-            *self._repair([slot.number], now_ms),
-        ]
+            return [StopJob(events.Over(events.JobState.ENDED), "everything is done")]
+        return [*self._suspicion.lost(slot, now_ms, alone=alone), *self._repair([slot.number], now_ms)]
 
-    def _repair(self, lost: list[int], now_ms: int) -> list[JobInstruction]:
+    def _repair(self, lost: list[int], now_ms: int) -> list[events.JobInstruction]:
         """Begin a repair: slots that had ended start again as well."""
         gone = list(lost)
         for slot in self._crew.slots:
@@ -548,10 +475,8 @@ class AckerJob(JobMode[AckerInstruction]):
         self._detection.restart()
         for slot in self._crew.running:
             slot.asked_epoch = self.epoch
-        told = self._crew.tell_running(DropPeers(self.epoch, tuple(sorted(gone))))
-        return told + [SlotDown(number) for number in gone]
-
-    # ------------------------------------------------------------ going on
+        told = self._crew.tell_running(messages.DropPeers(self.epoch, tuple(sorted(gone))))
+        return told + [events.SlotDown(number) for number in gone]
 
     def explained(self, error: FTLayerError) -> FTLayerError:
         return given_up(error, self._suspicion.quick_losses)
@@ -559,15 +484,17 @@ class AckerJob(JobMode[AckerInstruction]):
     def go_on(self, now_ms: int) -> _Instructions:
         return [*self._bring_up(now_ms), *self._look_for_end(now_ms)]
 
-    def last_wish(self, verdict: Over) -> Sequence[JobInstruction | AckerInstruction]:
-        """See `JobMode`: the next start may be long after the timeout of what is pending."""
-        return [] if verdict.state is JobState.ENDED else self._recalls.at_the_end()
+    def last_wish(self, verdict: events.Over) -> Sequence[events.JobInstruction | events.AckerInstruction]:
+        # The next start may be long after the timeout of what is pending.
+        return [] if verdict.state is events.JobState.ENDED else self._recalls.recall()
 
     def validate(self) -> None:
         for slot in self._crew.slots:
             epochs = slot.dropped_epoch, slot.asked_epoch, self.epoch
             assert list(epochs) == sorted(epochs), f"slot {slot.number} is ahead of its epoch: {epochs}"
-        assert not self._suspicion.active or self.was_lost, "a record is looked for, and nothing was lost"
+        assert not self._suspicion.isolation.active or self.was_lost, (
+            "a record is looked for, and nothing was lost"
+        )
 
     def _bring_up(self, now_ms: int) -> _Instructions:
         new = [slot for slot in self._crew.slots if not slot.deployed]
@@ -583,16 +510,19 @@ class AckerJob(JobMode[AckerInstruction]):
 
     def _deploy(
         self, new: Sequence[SlotRecord], others: Sequence[SlotRecord], now_ms: int
-    ) -> list[JobInstruction]:
+    ) -> list[events.JobInstruction]:
         self.epoch = max(self.epoch, 1)
-        arrived = PeersUp(self.epoch, tuple(slot.peer for slot in new))
+        arrived = messages.PeersUp(self.epoch, tuple(slot.peer for slot in new))
         peers = tuple(slot.peer for slot in self._crew.slots)
-        deploy = Deploy(self.epoch, f"{self._run}/{self.epoch}", peers, self._suspicion.active)
+        searching = self._suspicion.isolation.active
+        deploy = messages.Deploy(self.epoch, f"{self._run}/{self.epoch}", peers, searching)
         instructions = [each for slot in others for each in self._crew.tell(slot, arrived)]
         instructions += [each for slot in new for each in self._crew.deploy(slot, deploy, now_ms)]
         self._suspicion.repaired(now_ms)
-        if not self._suspicion.active:
-            instructions += [each for slot in self._crew.slots for each in self._crew.tell(slot, ReplayNow())]
+        if not searching:
+            instructions += [
+                each for slot in self._crew.slots for each in self._crew.tell(slot, messages.ReplayNow())
+            ]
         return instructions
 
     def _recall_meanwhile(self, all_know: bool, now_ms: int) -> _Instructions:
@@ -604,7 +534,7 @@ class AckerJob(JobMode[AckerInstruction]):
 
     def _look_for_end(self, now_ms: int) -> _Instructions:
         if self.epoch and all(slot.ended for slot in self._crew.slots):
-            return [StopJob(Over(JobState.ENDED))]
+            return [StopJob(events.Over(events.JobState.ENDED))]
         if self.is_ending or not self._crew.all_deployed or not self._suspicion.watches:
             return []
         latest = {slot.number: slot.heartbeat for slot in self._crew.running}
@@ -612,24 +542,22 @@ class AckerJob(JobMode[AckerInstruction]):
             case ProbeAll() as probe:
                 return self._probe(probe)
             case AskStatus(number):
-                return [AskVertexStatus(number)]
-            case NothingLeft() if self._suspicion.active:
+                return [events.AskVertexStatus(number)]
+            case NothingLeft() if self._suspicion.isolation.active:
                 return self._suspicion.at_rest(now_ms)
             case NothingLeft():
                 self.is_ending = True
-                return self._crew.tell_running(EndReplays())
+                return self._crew.tell_running(messages.EndReplays())
         return []
 
-    def _probe(self, probe: ProbeAll | None) -> list[JobInstruction]:
-        return [] if probe is None else self._crew.tell_running(Probe(probe.number))
+    def _probe(self, probe: ProbeAll | None) -> list[events.JobInstruction]:
+        return [] if probe is None else self._crew.tell_running(messages.Probe(probe.number))
 
 
 STATUS_DEADLINE_MS = 5_000
 
 
-class AckerDriver(DriverMode[AckerInstruction]):
-    """Of a job whose records the vertex follows."""
-
+class AckerDriver(DriverMode[events.AckerInstruction]):
     def __init__(self, vertex: JobVertexCalls, job: JobContext) -> None:
         """``vertex`` has claimed the job, and is closed by this."""
         super().__init__(job)
@@ -646,21 +574,21 @@ class AckerDriver(DriverMode[AckerInstruction]):
             graph.name, has_any=any(options.circuits for _, options in graph.options)
         )
 
-    def carry_out(self, instruction: AckerInstruction) -> None:
+    def carry_out(self, instruction: events.AckerInstruction) -> None:
         happened = self._job.happened
         match instruction:
-            case RecallStreams(number):
-                self._vertex.recall(lambda rows: happened(RecallDone(number, rows)), self._broken)
-            case Condemn(failure):
+            case events.RecallStreams(number):
+                self._vertex.recall(lambda rows: happened(events.RecallDone(number, rows)), self._broken)
+            case events.Condemn(failure):
                 logger.warning("root %016x ends processes: %s", failure.root, failure.reason)
-                self._vertex.condemn(failure, lambda: happened(Condemned(failure.root)), self._broken)
-            case AskVertexStatus(number):
-                self._vertex.status(lambda status: happened(StatusKnown(number, status)), self._broken)
+                self._vertex.condemn(failure, lambda: happened(events.Condemned(failure.root)), self._broken)
+            case events.AskVertexStatus(number):
+                self._vertex.status(lambda status: happened(events.StatusKnown(number, status)), self._broken)
             case _:
                 assert_never(instruction)
 
-    def after(self, event: Event, state: JobState, now_ms: int) -> None:
-        if isinstance(event, StatusKnown):
+    def after(self, event: events.Event, state: events.JobState, now_ms: int) -> None:
+        if isinstance(event, events.StatusKnown):
             # A job that ends asks the vertex a last time: what it says of breakers is told too.
             self._log_circuits(event.status)
         if self._circuits.is_due(now_ms):
@@ -681,7 +609,7 @@ class AckerDriver(DriverMode[AckerInstruction]):
         self._vertex.close()
 
     def _broken(self, error: FTLayerError) -> None:
-        self._job.happened(Broken(error))
+        self._job.happened(events.Broken(error))
 
     def _log_circuits(self, status: StreamStatus) -> None:
         for line in self._circuits.told(status.circuits):

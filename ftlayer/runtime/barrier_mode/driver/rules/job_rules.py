@@ -28,39 +28,13 @@ from ftlayer.common.rules.restart import (
     restart_of,
 )
 from ftlayer.errors import SlotLostError, error_for_code
-from ftlayer.runtime.driver.rules.events import (
-    AllRunning,
-    BarrierInstruction,
-    CheckpointComplete,
-    EndTasksRequested,
-    Event,
-    JobState,
-    Over,
-    PrepareRestore,
-    RegionDeployed,
-    RestartRequested,
-    RestoreFailed,
-    RestoreReady,
-    SlotDown,
-)
+from ftlayer.runtime.driver.rules import events
 from ftlayer.runtime.driver.rules.job_rules import FailureNoted, JobMode, ModeInstruction, StopJob, failed
 from ftlayer.runtime.driver.rules.job_status import IsolationStatus
 from ftlayer.runtime.driver.rules.slot_record import Crew, SlotRecord, convicted_by_deaths, died
 from ftlayer.runtime.protocol.messages import Conviction, Death, Deploy, EndTasks, FromSlot, Hello, ResetTasks
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.operators import ReaderSource, Source
-
-# Finding records that end the process that works on them, from what processes have left in writing.
-#
-#     a process has ended itself → tasks begin again *armed*: each notes the record that it has in hand → it ends again,
-#     record in hand → and once more, over the same record: that is *convicted*, and its chain makes it a dead letter
-#
-# The first death says of no record anything, so it takes three to convict one. What another process ended (the kernel
-# for want of memory, Spark, a host that is gone) leaves nothing in writing, and convicts no record. Up to
-# `MOST_EXCUSED` losses of a search are no failures to the restart strategy. The search is over when
-# `CHECKPOINTS` are complete in which sources have read on since tasks began last: a source that has still to skip what
-# it has read comes back to the record later. No I/O, no threads, no clock.
-
 
 MOST_EXCUSED = 8
 """So many losses in a search without a conviction are excused."""
@@ -72,7 +46,17 @@ _Record = tuple[str, bytes]
 
 
 class KillerSearch:
-    """Told of losses, of deaths that slots report, and of checkpoints.
+    """Finds records that end the process that works on them, from what processes have left in writing.
+
+        a process has ended itself → tasks begin again *armed*: each notes the record that it has in hand → it ends
+        again, record in hand → and once more, over the same record: that is *convicted*, and its chain makes it a dead
+        letter
+
+    The first death says of no record anything, so it takes three to convict one. What another process ended (the
+    kernel for want of memory, Spark, a host that is gone) leaves nothing in writing, and convicts no record. Up to
+    `MOST_EXCUSED` losses of a search are no failures to the restart strategy. The search is over when `CHECKPOINTS` are
+    complete in which sources have read on since tasks began last: a source that has still to skip what it has read
+    comes back to the record later.
 
     Attributes:
         active: whether tasks that begin now are to be armed.
@@ -106,25 +90,19 @@ class KillerSearch:
         return True
 
     def died(self, deaths: Iterable[Death]) -> list[FailureNoted]:
-        """Take what a slot has found of processes that are gone; return what is news of it.
-
-        Several slots may find the same.
-        """
+        """Take what a slot has found of processes that are gone; return what is news: several may find the same."""
         news: list[FailureNoted] = []
         for death in deaths:
             if death.instance not in self._known:
                 self._known.add(death.instance)
-                news += [
-                    FailureNoted(died(death), ended_itself=True),
-                    *map(FailureNoted, self._look_into(death)),
-                ]
+                news.append(FailureNoted(died(death), ended_itself=True))
+                news += map(FailureNoted, self._look_into(death))
         return news
 
     def deployed(self) -> None:
         self._completed, self._read_before = 0, self._read
 
     def completed(self, condemned: Collection[_Record], read: int) -> None:
-        """A checkpoint is complete that can be restored; arguments as of `CheckpointComplete`."""
         for record in condemned:
             self._convicted.pop(record, None)
         self._read = read
@@ -139,7 +117,6 @@ class KillerSearch:
             self._excused = self._found = 0
 
     def validate(self) -> None:
-        """Raise `AssertionError` if what is known does not fit together; for tests."""
         assert self.active or not self._accused, f"{self._accused} are accused, and no search runs"
         both = self._accused & self._convicted.keys()
         assert not both, f"{both} are convicted, and accused as well"
@@ -160,7 +137,7 @@ class KillerSearch:
         return [f"{death.chain!r} makes a record a dead letter: {conviction.reason}"]
 
 
-_Instructions: TypeAlias = Sequence[ModeInstruction[BarrierInstruction]]
+_Instructions: TypeAlias = Sequence[ModeInstruction[events.BarrierInstruction]]
 
 # A process that is gone is replaced at once and without limit: it is the region's restart that the strategy judges.
 _AT_ONCE = FixedDelay(attempts=1 << 30, delay="1ms")
@@ -186,7 +163,7 @@ class Region:
     not_before_ms: int = 0
 
 
-class BarrierJob(JobMode[BarrierInstruction]):
+class BarrierJob(JobMode[events.BarrierInstruction]):
     slot_restart = _AT_ONCE
 
     def __init__(
@@ -206,7 +183,7 @@ class BarrierJob(JobMode[BarrierInstruction]):
 
     @property
     def restarts(self) -> int:
-        """See `JobMode`: regions. Those that one event takes back together count once."""
+        """Of regions: those that one event takes back together count once."""
         return self._restarts
 
     @property
@@ -226,8 +203,8 @@ class BarrierJob(JobMode[BarrierInstruction]):
         return all(region.deployed for region in self._regions)
 
     @property
-    def state(self) -> JobState | None:
-        return JobState.RECOVERING if self._restore_fails and not self._begun else None
+    def state(self) -> events.JobState | None:
+        return events.JobState.RECOVERING if self._restore_fails and not self._begun else None
 
     @property
     def isolation(self) -> IsolationStatus | None:
@@ -236,23 +213,23 @@ class BarrierJob(JobMode[BarrierInstruction]):
     def begin(self) -> _Instructions:
         return [self._prepare(region) for region in self._regions]
 
-    def handle(self, event: Event, now_ms: int) -> _Instructions:
+    def handle(self, event: events.Event, now_ms: int) -> _Instructions:
         match event:
-            case RestartRequested(reason):
+            case events.RestartRequested(reason):
                 return self._fail_regions(self._regions, reason, now_ms)
-            case RestoreReady():
+            case events.RestoreReady():
                 return self._restore_known(event, now_ms)
-            case RestoreFailed():
+            case events.RestoreFailed():
                 return self._restore_failed(event, now_ms)
-            case CheckpointComplete(condemned, read):
+            case events.CheckpointComplete(condemned, read):
                 self._succeeded = True
                 note_success(self._restart)
                 self._search.completed(condemned, read)
-            case EndTasksRequested(drain=True):
+            case events.EndTasksRequested(drain=True):
                 self.is_ending = True
                 return [*self._crew.tell_running(EndTasks())]
-            case EndTasksRequested():
-                return [StopJob(Over(JobState.ENDED), "the job was stopped with a savepoint")]
+            case events.EndTasksRequested():
+                return [StopJob(events.Over(events.JobState.ENDED), "the job was stopped with a savepoint")]
         return []
 
     def heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> _Instructions:
@@ -271,12 +248,10 @@ class BarrierJob(JobMode[BarrierInstruction]):
             slots = [self._crew.slots[number] for number in region.slots]
             assert not region.deployed or all(slot.deployed for slot in slots), f"{region} has lost a slot"
 
-    # ------------------------------------------------------------ losses
-
     def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> _Instructions:
         if self.is_ending:
             # The last checkpoint is committed: what remained was to say so.
-            return [StopJob(Over(JobState.ENDED), "everything is done")]
+            return [StopJob(events.Over(events.JobState.ENDED), "everything is done")]
         region = self._region(slot.number)
         excused = slot.silent and region.deployed and self._search.lost()
         return self._fail_regions([region], slot.failure, now_ms, excused=excused)
@@ -295,28 +270,28 @@ class BarrierJob(JobMode[BarrierInstruction]):
         back = f"restart {self._restarts}: tasks go back to a checkpoint"
         again = back if excused else f"{back} {restart_of(self._restart, pause)}"
         self._all_run = False
-        instructions: list[ModeInstruction[BarrierInstruction]] = [FailureNoted(reason, again)]
+        instructions: list[ModeInstruction[events.BarrierInstruction]] = [FailureNoted(reason, again)]
         for region in running:
             region.deployed = False
             region.not_before_ms = now_ms + pause
-            instructions += [SlotDown(number) for number in sorted(region.slots)]
+            instructions += [events.SlotDown(number) for number in sorted(region.slots)]
             instructions.append(self._prepare(region))
         return instructions
 
-    def _prepare(self, region: Region) -> PrepareRestore:
+    def _prepare(self, region: Region) -> events.PrepareRestore:
         self._asked += 1
         region.asked, region.restore = self._asked, None
-        return PrepareRestore(self._asked, tuple(sorted(region.slots)))
+        return events.PrepareRestore(self._asked, tuple(sorted(region.slots)))
 
-    def _restore_known(self, event: RestoreReady, now_ms: int) -> _Instructions:
-        region = next((region for region in self._regions if region.asked == event.number), None)
+    def _restore_known(self, event: events.RestoreReady, now_ms: int) -> _Instructions:
+        region = self._asked_by(event.number)
         if region is None:
             return []
         region.asked, region.restore, region.restored = 0, event.restores, event.checkpoint
         self._restore_fails = False
         self.epoch += 1
         reset = ResetTasks(self.epoch, stands=max(event.checkpoint, event.undecided))
-        instructions: list[ModeInstruction[BarrierInstruction]] = []
+        instructions: list[ModeInstruction[events.BarrierInstruction]] = []
         for number in sorted(region.slots):
             slot = self._crew.slots[number]
             if slot.deployed:
@@ -325,8 +300,8 @@ class BarrierJob(JobMode[BarrierInstruction]):
                 self._crew.drop(slot, now_ms)
         return instructions
 
-    def _restore_failed(self, event: RestoreFailed, now_ms: int) -> _Instructions:
-        region = next((region for region in self._regions if region.asked == event.number), None)
+    def _restore_failed(self, event: events.RestoreFailed, now_ms: int) -> _Instructions:
+        region = self._asked_by(event.number)
         if region is None:
             return []
         self._restore_fails = True
@@ -340,15 +315,16 @@ class BarrierJob(JobMode[BarrierInstruction]):
         region.asked, region.not_before_ms = 0, now_ms + pause
         return [FailureNoted(str(event.error))]
 
-    # ------------------------------------------------------------ going on
+    def _asked_by(self, number: int) -> Region | None:
+        return next((region for region in self._regions if region.asked == number), None)
 
     def go_on(self, now_ms: int) -> _Instructions:
         instructions = [each for region in self._regions for each in self._bring_up(region, now_ms)]
         if not self._all_run and self.is_complete and self._crew.all_started:
             self._all_run = True
-            instructions.append(AllRunning())
+            instructions.append(events.AllRunning())
         if self.is_ending and all(slot.ended for slot in self._crew.slots):
-            instructions.append(StopJob(Over(JobState.ENDED)))
+            instructions.append(StopJob(events.Over(events.JobState.ENDED)))
         return instructions
 
     def _bring_up(self, region: Region, now_ms: int) -> _Instructions:
@@ -366,7 +342,7 @@ class BarrierJob(JobMode[BarrierInstruction]):
         epoch, instance = max(self.epoch, 1), f"{self._run}/{self.epoch}"
         armed, convictions = self._search.active, self._search.convictions
         self._search.deployed()
-        instructions: list[ModeInstruction[BarrierInstruction]] = []
+        instructions: list[ModeInstruction[events.BarrierInstruction]] = []
         for slot in members:
             deploy = Deploy(
                 epoch,
@@ -377,7 +353,7 @@ class BarrierJob(JobMode[BarrierInstruction]):
                 convictions=convictions,
             )
             instructions += self._crew.deploy(slot, deploy, now_ms)
-        return [*instructions, RegionDeployed(tuple(sorted(region.slots)), region.restored)]
+        return [*instructions, events.RegionDeployed(tuple(sorted(region.slots)), region.restored)]
 
     def _region(self, slot: int) -> Region:
         return next(region for region in self._regions if slot in region.slots)
@@ -386,9 +362,8 @@ class BarrierJob(JobMode[BarrierInstruction]):
 def regions_of(graph: JobGraph) -> tuple[frozenset[int], ...]:
     """Return which slots have to restart together: those that records can pass between, by their lowest numbers.
 
-    Flink's pipelined regions, slot by slot: what fails is a process, and with it everything that runs in it.
-
-    Slots that read one reader source belong together as well: its ranges are dealt out to all of them.
+    Flink's pipelined regions, slot by slot: what fails is a process, and with it everything that runs in it. Slots that
+    read one reader source belong together as well: its ranges are dealt out to all of them.
     """
     leader = list(range(graph.slots))
 

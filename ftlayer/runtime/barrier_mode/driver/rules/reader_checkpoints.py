@@ -12,17 +12,10 @@ import msgpack
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.errors import IncompatibleCheckpointError
 from ftlayer.runtime.connectors.offset_reader import RangeProgress, SplitPosition, partition_key, unpack_split
-from ftlayer.runtime.driver.rules.range_keeper import Beginning, KeptRanges, PlannedRange, RangeKeeper
+from ftlayer.runtime.driver.rules.planner_rules import Beginning, KeptRanges, PlannedRange, RangeKeeper
 from ftlayer.runtime.protocol.messages import reseal
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.operators import Source
-
-# The driver's memory of a reader source's ranges, so that a checkpoint can be restored exactly.
-#
-# A reader may plan the same range otherwise when it is asked again, and a checkpoint's positions count rows of single
-# splits. So a checkpoint holds the splits themselves of every range that it has begun and not ended. That may be more
-# than one: subtasks take their snapshots at different moments, and a quick one may be ranges ahead of a slow one.
-
 
 Positions = Mapping[str, SplitPosition]
 """By partition: the last split that was read under its number, and how far."""
@@ -94,13 +87,10 @@ def unpack_restored(source: str, positions: Mapping[str, bytes], captured: bytes
 
 
 def reseal_captured(packed: bytes, old: bytes, new: bytes) -> bytes:
-    """Return what `Captured.pack` wrote, its splits sealed with ``new`` in place of ``old``.
-
-    Raises `UnauthorizedError` for one that was not sealed with the old key.
-    """
-    captured = unpack_captured(packed) if packed else None
-    if captured is None:
+    """Return what `Captured.pack` wrote, its splits sealed with ``new`` in place of ``old``, or `UnauthorizedError`."""
+    if not packed:
         return b""
+    captured = unpack_captured(packed)
     ranges = (
         replace(one, payloads=tuple(payload and reseal(payload, old, new) for payload in one.payloads))
         for one in captured.ranges
@@ -109,7 +99,12 @@ def reseal_captured(packed: bytes, old: bytes, new: bytes) -> bytes:
 
 
 class RangeLog:
-    """The ranges of one source. For one thread at a time, save `capture`."""
+    """A source's ranges, so that checkpoints are restored exactly. For one thread at a time, save `capture`.
+
+    A reader may plan the same range otherwise when it is asked again, and a checkpoint's positions count rows of single
+    splits. So a checkpoint holds the splits themselves of every range that it has begun and not ended. That may be more
+    than one: subtasks take their snapshots at different moments, and a quick one may be ranges ahead of a slow one.
+    """
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -117,8 +112,6 @@ class RangeLog:
         self._book: Captured | None = None
         self._origin: str | None = None
         self._restored: Positions = {}
-
-    # ------------------------------------------------------------ as ranges are planned
 
     def begin(self, at: str) -> None:
         """The source is read from ``at``. A restore of no checkpoint leads back here."""
@@ -146,8 +139,6 @@ class RangeLog:
         if self._book.ranges and self._book.ranges[0].number < number:
             ranges = tuple(planned for planned in self._book.ranges if planned.number >= number)
             self._book = replace(self._book, ranges=ranges)
-
-    # ------------------------------------------------------------ checkpoints
 
     def capture(self, positions: Mapping[str, bytes]) -> Captured | None:
         """Return what a checkpoint with these positions has to hold; None if the source has not begun. Any thread."""
@@ -241,10 +232,7 @@ class LogKeeper(RangeKeeper[LogEvent]):
         self._needed: dict[int, int] = {}
 
     def capture(self, positions: Mapping[str, bytes]) -> bytes:
-        """Return what a checkpoint under way with these positions holds beside them; b"" before the source begins.
-
-        Any thread.
-        """
+        """Return what a checkpoint under way has beside these positions; b"" before the source begins. Any thread."""
         captured = self._log.capture(positions)
         return b"" if captured is None else captured.pack()
 
@@ -312,27 +300,17 @@ class SourceCheckpoints:
     def restore(self, positions: Mapping[str, bytes], captured: bytes | None) -> None:
         """Go back to a checkpoint, or begin with it; without positions and None: to where the source has begun.
 
-        All its subtasks are down (`ReaderPlanner.slot_down`), and come up behind this. Nothing that was planned before
-        is sent once this has returned.
-
-        Args:
-            positions: of all subtasks in the checkpoint.
-            captured: what `capture` gave for it.
-
-        Raises:
-            IncompatibleCheckpointError, ConfigError: the source was of another kind.
+        ``positions`` are of all subtasks, ``captured`` is what `capture` gave. All subtasks are down
+        (`ReaderPlanner.slot_down`), and come up behind this. Nothing that was planned before is sent once this has
+        returned. Raises as `unpack_restored`.
         """
         self._happened(RangesRestored(unpack_restored(self._source, positions, captured)))
 
     def under_way(self, checkpoints: Collection[int]) -> None:
-        """These checkpoints are under way; told before the barrier of a new one is sent.
-
-        What none of them needs is forgotten.
-        """
+        """Told before the barrier of a new one is sent: what none of these checkpoints needs is forgotten."""
         self._happened(UnderWay(frozenset(checkpoints)))
 
     def capture(self, positions: Mapping[str, bytes]) -> bytes:
-        """Return what a checkpoint under way with these positions holds beside them; b"" before the source begins."""
         return self.keeper.capture(positions)
 
     def completed(self, captured: bytes | None) -> None:
@@ -373,10 +351,7 @@ class ReaderCheckpoints:
                 source.restore(_positions_in(checkpoint.subtasks, uid), checkpoint.sources.get(uid))
 
     def under_way(self, checkpoints: Collection[int]) -> None:
-        """These checkpoints are under way: to be told before the barrier of a new one is sent, that one included.
-
-        What none of them needs of the ranges that were read is forgotten.
-        """
+        """These are under way: to be told before the barrier of a new one is sent, that one included."""
         for source in self._sources.values():
             source.under_way(checkpoints)
 
@@ -386,7 +361,7 @@ class ReaderCheckpoints:
         return {uid: source.capture(_positions_in(parts, uid)) for uid, source in self._sources.items()}
 
     def completed(self, checkpoint: Checkpoint) -> None:
-        """A checkpoint is complete, and what the job would be restored from: readers may forget what it has read."""
+        """What the job would be restored from is complete: readers may forget what it has read."""
         for uid, source in self._sources.items():
             source.completed(checkpoint.sources.get(uid))
 
