@@ -157,11 +157,7 @@ def compared(runs: Mapping[str, Sequence[Run]], ratios: Ratios) -> dict[str, flo
 
 def spread(name: str, values: Sequence[float]) -> dict[str, float]:
     """Return the median under ``name``, and the range as ``…_lowest`` and ``…_highest``."""
-    return {
-        name: statistics.median(values),
-        f"{name}_lowest": min(values),
-        f"{name}_highest": max(values),
-    }
+    return {name: statistics.median(values), f"{name}_lowest": min(values), f"{name}_highest": max(values)}
 
 
 @contextmanager

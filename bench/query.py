@@ -114,9 +114,7 @@ BOTH = partial(unwrapped_job, ((plain_parse, PARSED), (plain_halve, HALVED)))
 VARIANTS = (
     Variant("", partial(wrapped_job, parse, True), BOTH),
     Variant(
-        "_one_function",
-        partial(wrapped_job, parse, False),
-        partial(unwrapped_job, ((plain_parse, PARSED),)),
+        "_one_function", partial(wrapped_job, parse, False), partial(unwrapped_job, ((plain_parse, PARSED),))
     ),
     Variant("_failing", partial(wrapped_job, parse_or_fail, True), BOTH),
 )

@@ -13,14 +13,7 @@ from typing import Any
 
 from bench.harness import Run, note
 from bench.jobs import SLOTS, bytewax_rate, bytewax_recovery_rate, has_bytewax, pathway, pathway_rate
-from bench.keyed_count import (
-    ARROW_OPTIONS,
-    Build,
-    CheckpointedJobs,
-    LayerJobs,
-    arrow_job,
-    python_job,
-)
+from bench.keyed_count import ARROW_OPTIONS, Build, CheckpointedJobs, LayerJobs, arrow_job, python_job
 from bench.peers.flink_java import FlinkJava
 
 RATIOS = {

@@ -7,12 +7,7 @@ They are for `StreamEnvironment.source` in both modes, and those with a Data Sou
 from ftlayer.connectors.amqp import AmqpDataSource, AmqpSource
 from ftlayer.connectors.files.source import FilesDataSource, FilesSource
 from ftlayer.connectors.from_json import FromJson
-from ftlayer.connectors.http.pull import (
-    PolledJsonDataSource,
-    PolledJsonSource,
-    SseDataSource,
-    SseSource,
-)
+from ftlayer.connectors.http.pull import PolledJsonDataSource, PolledJsonSource, SseDataSource, SseSource
 from ftlayer.connectors.http.webhook import HmacSignature, WebhookDataSource, WebhookSource
 from ftlayer.connectors.kafka.source import KafkaDataSource, KafkaSource
 from ftlayer.connectors.mqtt import MqttDataSource, MqttSource

@@ -22,11 +22,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.serialization import (
-    BestAvailableEncryption,
-    load_pem_private_key,
-    pkcs12,
-)
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, load_pem_private_key, pkcs12
 from cryptography.x509 import load_pem_x509_certificate
 from hypothesis import HealthCheck, settings
 
@@ -346,7 +342,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 ALLOWED_SKIPS = {
-    "test_a_full_file_system_refuses_intake_and_not_deletes": "mounts a file system, which takes root's rights",
+    "test_a_full_file_system_refuses_intake_and_not_deletes": "mounts a file system, which takes root's rights"
 }
 """Tests that a machine may skip, and why. With CI set, a run with any other skip fails."""
 

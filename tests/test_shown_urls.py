@@ -303,10 +303,7 @@ CONNECTORS: dict[str, Callable[[str, Path], object]] = {
         )
     ),
     "IcebergSink": lambda at, _: _sent(
-        IcebergSink(
-            "n.t",
-            {"type": "rest", "uri": f"http://user:{SECRET}@{at}/?k={KEY}", "token": TOKEN},
-        )
+        IcebergSink("n.t", {"type": "rest", "uri": f"http://user:{SECRET}@{at}/?k={KEY}", "token": TOKEN})
     ),
     "IcebergSink, SQL": lambda at, _: _sent(
         IcebergSink("n.t", {"type": "sql", "uri": f"postgresql+psycopg://user:{SECRET}@{at}/d"})

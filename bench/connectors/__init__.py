@@ -21,13 +21,7 @@ from bench.connectors.redis import REDIS
 from bench.harness import Target, compared, in_turn, note
 from bench.jobs import Jobs, session
 
-BROKERS: dict[str, Served] = {
-    "kafka": KAFKA,
-    "nats": NATS,
-    "redis": REDIS,
-    "amqp": AMQP,
-    "mqtt": MQTT,
-}
+BROKERS: dict[str, Served] = {"kafka": KAFKA, "nats": NATS, "redis": REDIS, "amqp": AMQP, "mqtt": MQTT}
 
 TARGETS = {
     **{f"{name}_vs_client": Target(at_least=served.at_least) for name, served in BROKERS.items()},

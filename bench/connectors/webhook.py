@@ -13,10 +13,7 @@ from bench.harness import Target, spread
 from bench.jobs import Jobs, wait_until
 from bench.limits import Limits, StoreWrites
 
-TARGETS = {
-    "webhook_per_s": Target(at_least=3_000),
-    "webhook_p99_ms": Target(at_most=50, unit="ms"),
-}
+TARGETS = {"webhook_per_s": Target(at_least=3_000), "webhook_p99_ms": Target(at_most=50, unit="ms")}
 
 
 ECHO_BYTES = 1_024

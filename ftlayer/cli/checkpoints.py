@@ -69,11 +69,7 @@ def list_checkpoints(
     path: Place, as_json: Json = False, key_file: KeyFile = None, storage: Storage = ""
 ) -> None:
     """List the checkpoints and savepoints below PATH, the latest first."""
-    from ftlayer.checkpoint.storage.loading import (
-        find_checkpoints,
-        load_checkpoint,
-        read_each,
-    )
+    from ftlayer.checkpoint.storage.loading import find_checkpoints, load_checkpoint, read_each
     from ftlayer.checkpoint.storage.report import summary
 
     key = _opened(path, storage, key_file)

@@ -46,12 +46,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 @app.command()
 @asking_letters
-def group(
-    where: records.WhereText = "",
-    wide: Wide = False,
-    *,
-    asking: Asking,
-) -> None:
+def group(where: records.WhereText = "", wide: Wide = False, *, asking: Asking) -> None:
     """Count dead letters by stream, operator and kind of reason, the largest group first."""
     from ftlayer.monitor.rules.names import JobNames
 
@@ -447,11 +442,7 @@ def _question(action: str, count: int, groups: list[LetterGroup], names: JobName
 
 
 _NAMED, _SAID = 3, 20
-_QUESTIONS = {
-    "purge": "Delete {} permanently?",
-    "requeue": "Requeue {}?",
-    "edit": "Edit and requeue {}?",
-}
+_QUESTIONS = {"purge": "Delete {} permanently?", "requeue": "Requeue {}?", "edit": "Edit and requeue {}?"}
 _DONE = {"purge": "purged", "requeue": "requeued", "edit": "edited and requeued"}
 
 

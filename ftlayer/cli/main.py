@@ -595,13 +595,7 @@ app.command()(cli_new.new)
 app.command()(cli_jobs.jobs)
 app.command()(cli_top.top)
 app.command()(pending)
-for order in (
-    savepoint,
-    stop,
-    drain,
-    cancel,
-    stack,
-):
+for order in (savepoint, stop, drain, cancel, stack):
     app.command()(order)
 app.add_typer(cli_dead.app, name="dead")
 app.add_typer(cli_checkpoints.app, name="checkpoints")
@@ -705,8 +699,7 @@ def serve(
     ] = None,
     shards: Annotated[int, typer.Option(help="A power of two; fixed when the store is made.")] = 1,
     durability: Annotated[
-        str,
-        typer.Option(help='"batch", a duration like "100ms", or "none"; see docs/guarantees/README.md.'),
+        str, typer.Option(help='"batch", a duration like "100ms", or "none"; see docs/guarantees/README.md.')
     ] = "batch",
     max_store: Annotated[
         str,

@@ -51,8 +51,7 @@ def new(
     source: Annotated[ProjectSource | None, typer.Option(help="What it reads; by default files.")] = None,
     sink: Annotated[ProjectSink | None, typer.Option(help="What it writes; by default files.")] = None,
     list_choices: Annotated[
-        bool,
-        typer.Option("--list", callback=_print_choices, is_eager=True, help="Say what each choice is."),
+        bool, typer.Option("--list", callback=_print_choices, is_eager=True, help="Say what each choice is.")
     ] = False,
 ) -> None:
     """Write a small project that runs as it is: a query or a topology, tests, a systemd unit.

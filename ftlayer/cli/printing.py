@@ -25,8 +25,7 @@ LEAST_BROKEN = 10
 """Columns whose cells are broken keep so many characters; else a table has a line a cell."""
 
 Wide = Annotated[
-    bool,
-    typer.Option("--wide", help="Print a row a line; a terminal has them cut or broken otherwise."),
+    bool, typer.Option("--wide", help="Print a row a line; a terminal has them cut or broken otherwise.")
 ]
 
 

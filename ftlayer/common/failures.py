@@ -49,12 +49,7 @@ class RetryLater(FailException):
     recoverable = True
 
     def __init__(
-        self,
-        reason: str = "",
-        *,
-        after: Duration | None = None,
-        uses_attempt: bool = True,
-        **unknown: object,
+        self, reason: str = "", *, after: Duration | None = None, uses_attempt: bool = True, **unknown: object
     ) -> None:
         super().__init__(reason)
         check_known(unknown, ("after", "uses_attempt"), "RetryLater")

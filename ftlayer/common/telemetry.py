@@ -53,11 +53,7 @@ def resource_of(service: str, version: str) -> Resource:
     """
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
-    ours = {
-        "service.name": service,
-        "service.version": version,
-        "service.instance.id": str(uuid.uuid4()),
-    }
+    ours = {"service.name": service, "service.version": version, "service.instance.id": str(uuid.uuid4())}
     return Resource.create({**ours, **OTELResourceDetector().detect().attributes})
 
 

@@ -252,13 +252,7 @@ def failure_of(
         reason = f"{reason[: MAX_REASON // 2]} ({decision.note})"
     text = traceback_of(error) if traced or decision.fatal else ""
     return RowFailure(
-        row,
-        operator,
-        reason[:MAX_REASON],
-        text,
-        decision.fatal,
-        decision.after_ms,
-        decision.uses_attempt,
+        row, operator, reason[:MAX_REASON], text, decision.fatal, decision.after_ms, decision.uses_attempt
     )
 
 

@@ -92,15 +92,7 @@ class FailedRow:
     @classmethod
     def of(cls, root: int, row: int, why: RowFailure, traceback: int, read_as: str) -> Self:
         return cls(
-            root,
-            row,
-            why.operator,
-            why.reason,
-            traceback,
-            why.fatal,
-            why.after_ms,
-            why.uses_attempt,
-            read_as,
+            root, row, why.operator, why.reason, traceback, why.fatal, why.after_ms, why.uses_attempt, read_as
         )
 
     def failure(self, traceback: str, place: str) -> Failure:

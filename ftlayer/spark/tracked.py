@@ -127,11 +127,7 @@ class TrackedStream(checks.UserFacing, words=_WORDS):
         return self._each(FlatMap, uid, function, to, options)
 
     def filter(
-        self,
-        function: Callable[[Record], Any],
-        *,
-        name: str = "",
-        **options: Unpack[StepOptions],
+        self, function: Callable[[Record], Any], *, name: str = "", **options: Unpack[StepOptions]
     ) -> TrackedStream:
         """Keep the records for which ``function`` is true; the others are done."""
         uid = self._uid("filter", function, name)
@@ -378,10 +374,7 @@ class TrackedStream(checks.UserFacing, words=_WORDS):
 
     def _rules(self, options: FailureOptions, uid: str) -> RetryRules:
         rules = rules_of(
-            options.get("retry_on"),
-            options.get("dead_on"),
-            repr(uid),
-            extra_keys=options.get("extra_keys"),
+            options.get("retry_on"), options.get("dead_on"), repr(uid), extra_keys=options.get("extra_keys")
         )
         return rules.within(self._plan.source.rules)
 

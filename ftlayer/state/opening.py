@@ -19,14 +19,7 @@ from ftlayer.state.contract import BackendSpec, Frozen
 from ftlayer.state.lmdb import copies as lmdb_layout
 from ftlayer.state.operators import SubtaskOperatorStates
 from ftlayer.state.snapshots import entries, serializer
-from ftlayer.state.snapshots.changelog import (
-    Changelog,
-    Compaction,
-    FrozenState,
-    Pace,
-    StateView,
-    StateWriter,
-)
+from ftlayer.state.snapshots.changelog import Changelog, Compaction, FrozenState, Pace, StateView, StateWriter
 from ftlayer.state.snapshots.entries import (
     Block,
     BlocksOf,

@@ -349,12 +349,7 @@ class TokenServer(flight.FlightServerBase):  # type: ignore[misc]
     """A Flight server for clients that have its token. It serves from the moment it is made, at ``address``."""
 
     def __init__(
-        self,
-        listen: Address,
-        *,
-        token: str,
-        certificate: tuple[bytes, bytes] | None,
-        client_ca: bytes | None,
+        self, listen: Address, *, token: str, certificate: tuple[bytes, bytes] | None, client_ca: bytes | None
     ) -> None:
         """Listen (port 0: on any free one); ``certificate`` is the PEM of (chain, key) for TLS.
 

@@ -522,10 +522,7 @@ def test_the_store_of_a_program_that_has_ended_is_opened_for_a_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = tmp_path / "ended"
-    with (
-        EmbeddedVertex(VertexOptions(store, max_store_bytes=1 << 26)) as vertex,
-        vertex.client() as client,
-    ):
+    with EmbeddedVertex(VertexOptions(store, max_store_bytes=1 << 26)) as vertex, vertex.client() as client:
         made = Letters(store, client)
         first, _ = made.make([1.5, 3.5])
         code, output = run("dead", "requeue", "--all", "--yes", "--store", store)

@@ -80,10 +80,7 @@ def test_a_table_that_is_far_too_wide_has_a_line_a_cell() -> None:
         print_table(console, made)
 
     assert printed(table, width=80)[1].split() == ["enrich-customer-orders", "running", "123,456", "0"]
-    assert printed(table, width=45)[1:3] == [
-        "enrich-customer-o  running  123,456         0",
-        "rders",
-    ]
+    assert printed(table, width=45)[1:3] == ["enrich-customer-o  running  123,456         0", "rders"]
     assert printed(table, width=30) == [
         *("job       enrich-customer-orde", "          rs", "state     running", "in/s      123,456"),
         *("restarts  0", "", "job       clean", "state     ended", "restarts  2"),

@@ -156,12 +156,7 @@ class PolledKit(HttpKit):
     def __init__(self, name: str, directory: Path) -> None:
         super().__init__(name, directory)
         self.queue = PolledJsonSource(f"{self.url}/items", cursor="id", param="since", interval="50ms")
-        self.options = {
-            "url": f"{self.url}/items",
-            "cursor": "id",
-            "param": "since",
-            "interval": "50ms",
-        }
+        self.options = {"url": f"{self.url}/items", "cursor": "id", "param": "since", "interval": "50ms"}
 
 
 LOCAL_KITS: dict[str, type[LocalKit]] = {

@@ -24,10 +24,7 @@ def value(text: str) -> None:
 
 
 def many_lines(text: str) -> None:
-    raise KeyError(
-        text,
-        text,
-    )
+    raise KeyError(text, text)
 
 
 def wrong_name(text: str) -> None:

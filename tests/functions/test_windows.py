@@ -374,12 +374,7 @@ def test_a_late_record_is_emitted_though_a_restore_has_forgotten_the_watermark(w
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    rounds,
-    rounds,
-    st.sampled_from([Fixed(10, 10), Fixed(12, 5, 3), Session(7)]),
-    st.integers(0, 25),
-)
+@given(rounds, rounds, st.sampled_from([Fixed(10, 10), Fixed(12, 5, 3), Session(7)]), st.integers(0, 25))
 def test_behind_a_restore_every_record_that_is_not_late_is_emitted(
     before: list[tuple[list[tuple[str, int]], int]],
     after: list[tuple[list[tuple[str, int]], int]],

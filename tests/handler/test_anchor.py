@@ -173,11 +173,7 @@ def test_new_roots_are_their_own_first_ids() -> None:
     roots = random_root_ids(3)
     out = copies(FTAnchorHandler("op", None).of_roots(roots, 3), edge=2, channel=1)
     expected = child_ids(
-        roots,
-        operator=operator_key("op"),
-        edge=2,
-        ordinals=np.zeros(3, np.uint64),
-        channel=1,
+        roots, operator=operator_key("op"), edge=2, ordinals=np.zeros(3, np.uint64), channel=1
     )
     assert out.ids.tolist() == expected.tolist()
 

@@ -17,13 +17,7 @@ from hypothesis.stateful import (
 
 from ftlayer.errors import UnknownJobError
 from ftlayer.monitor.rules.orders import KEPT, Orders
-from ftlayer.vertex.calls import (
-    JobDetails,
-    JobKind,
-    JobOrder,
-    OrderAction,
-    OrderState,
-)
+from ftlayer.vertex.calls import JobDetails, JobKind, JobOrder, OrderAction, OrderState
 
 ENDS = (OrderState.DONE, OrderState.FAILED, OrderState.REFUSED)
 

@@ -20,10 +20,7 @@ def _ints(kind: pa.DataType) -> st.SearchStrategy[pa.Array]:
     least, most = (
         (0, (1 << kind.bit_width) - 1)
         if str(kind)[0] == "u"
-        else (
-            -(1 << kind.bit_width - 1),
-            (1 << kind.bit_width - 1) - 1,
-        )
+        else (-(1 << kind.bit_width - 1), (1 << kind.bit_width - 1) - 1)
     )
     return st.one_of(st.none(), st.integers(least, most)).map(lambda value: pa.array([value], kind))
 

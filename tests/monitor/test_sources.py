@@ -65,10 +65,7 @@ def test_an_address_takes_the_token_that_is_given() -> None:
 
 
 def test_a_place_that_is_none_is_said(tmp_path: Path) -> None:
-    for place, said in (
-        (tmp_path, "is served by no program that runs"),
-        (tmp_path / "gone", "is not there"),
-    ):
+    for place, said in ((tmp_path, "is served by no program that runs"), (tmp_path / "gone", "is not there")):
         with pytest.raises(ConfigError, match=said):
             sources_given([str(place)], token=no_token)
     (killed,) = sources_given([str(store(tmp_path / "killed", GONE_PID))], token=no_token)

@@ -293,8 +293,7 @@ def test_rows_with_a_null_that_may_not_be_are_refused_by_their_numbers(path: str
 
 
 @pytest.mark.parametrize(
-    ("configuration", "feature"),
-    [({"delta.constraints.positive": "n > 0"}, "checkConstraints")],
+    ("configuration", "feature"), [({"delta.constraints.positive": "n > 0"}, "checkConstraints")]
 )
 def test_a_table_that_asks_more_of_writers_is_refused(
     path: str, configuration: dict[str, str], feature: str

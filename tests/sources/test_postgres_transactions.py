@@ -130,13 +130,7 @@ def test_what_has_no_row_is_passed_when_all_before_it_was_taken() -> None:
 
 def test_truncating_the_table_is_a_row_and_another_is_none() -> None:
     transactions = begun(None, 100)
-    for message in (
-        MINE,
-        OTHER,
-        Begin(10, 0, 1),
-        Truncate((2,)),
-        Truncate((2, 1)),
-    ):
+    for message in (MINE, OTHER, Begin(10, 0, 1), Truncate((2,)), Truncate((2, 1))):
         transactions.feed(message, 10)
     transactions.feed(CommitMessage(15), 10)
     unit = transactions.take(10)

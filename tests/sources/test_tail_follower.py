@@ -499,9 +499,7 @@ def test_a_file_whose_disk_fails_is_read_on_later(monkeypatch: pytest.MonkeyPatc
     assert lines_of(follower, disk) == [b"2"]
 
 
-def test_a_copy_without_a_log_that_was_read_up_to_it_is_warned_of(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_copy_without_a_log_that_was_read_up_to_it_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     disk = MemoryDisk()
     log = disk.create(LOG)
     disk.write(log, b"1\n2\n")

@@ -178,13 +178,7 @@ class Query:
         return self.kit.FakeFrame([[pa.concat_batches(part)] if part else [] for part in partitions])
 
     def process(
-        self,
-        functions: Functions,
-        seed: int,
-        *,
-        crash: str = "",
-        restart: str = "",
-        refusing: float = 0.0,
+        self, functions: Functions, seed: int, *, crash: str = "", restart: str = "", refusing: float = 0.0
     ) -> calls.BatchDetails | None:
         """Run the next batch; None if there is nothing to do, or the process died."""
         if self.opened is None:

@@ -34,10 +34,7 @@ from ftlayer.state.tables import layers as memory
 from ftlayer.state.tables.layers import KeyGroups
 
 GROUPS = 16
-KEYS = {
-    "one": pa.schema([("k", pa.string())]),
-    "two": pa.schema([("k", pa.int64()), ("f", pa.float64())]),
-}
+KEYS = {"one": pa.schema([("k", pa.string())]), "two": pa.schema([("k", pa.int64()), ("f", pa.float64())])}
 one_keys = st.sampled_from([None, "a", "f" * 600])
 two_keys = st.sampled_from([(0, NAN), (1, None)])
 places = st.tuples(st.just("one"), one_keys) | st.tuples(st.just("two"), two_keys)
@@ -183,10 +180,7 @@ class Run:
         self.next = 0
         self.now = 0
         self.config = CheckpointConfig(
-            backend=name,
-            directory="x",
-            incremental=mode == "incremental",
-            changelog=mode == "changelog",
+            backend=name, directory="x", incremental=mode == "incremental", changelog=mode == "changelog"
         )  # type: ignore[arg-type]
         self.backend = self._open(self.config, 0, 1, None)
 

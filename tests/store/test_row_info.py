@@ -12,8 +12,7 @@ LAST = 2**64 - 1
 
 
 @pytest.mark.parametrize(
-    "roots",
-    [[], [5], [5, 6], [LAST - 2, LAST - 1, LAST], [LAST, 0], [6, 5], [5, 6, 8], [5, 5], [1, 3, 2, 4]],
+    "roots", [[], [5], [5, 6], [LAST - 2, LAST - 1, LAST], [LAST, 0], [6, 5], [5, 6, 8], [5, 5], [1, 3, 2, 4]]
 )
 def test_roots_are_read_back_be_they_consecutive_or_not(roots: list[int]) -> None:
     info = first_attempts(np.array(roots, np.uint64), None)

@@ -46,12 +46,7 @@ def shop() -> StreamGraph:
     payments = env.source([], schema, uid="payments").assign_watermarks("ts")
     timed = orders.map(parse).assign_watermarks("ts", "5s")
     paid = timed.key_by("id").join(
-        payments.key_by("id"),
-        lower="-1s",
-        upper="1m",
-        function=pair,
-        schema="id bigint",
-        volatile_state=True,
+        payments.key_by("id"), lower="-1s", upper="1m", function=pair, schema="id bigint", volatile_state=True
     )
     watched = paid.key_by("id").process(Overdue(), side={"late": "id bigint"}, volatile_state=True)
     watched.filter(parse).sink(write)

@@ -125,10 +125,7 @@ def test_every_operator_takes_a_limit_of_failures(env: GraphBuilder, number: int
 def test_no_method_of_a_stream_loses_an_option(env: GraphBuilder, number: int) -> None:
     asked = {"uid": "it", "parallelism": 3, "on_failure": FailurePolicy(max_attempts=7)}
     failing = {"retry_on": OSError, "dead_on": EOFError, "max_failing": "7%"}
-    own = {
-        "map_batches": {"kind": "pandas", "tagged": True},
-        "map_async": {"in_flight": 17, "timeout": "9s"},
-    }
+    own = {"map_batches": {"kind": "pandas", "tagged": True}, "map_async": {"in_flight": 17, "timeout": "9s"}}
     every_operator(
         env.source([], "n int"), {"rate_limit": 3.5}, {"in_place": False}, own, **asked, **failing
     )[number]()

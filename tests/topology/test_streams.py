@@ -13,15 +13,7 @@ import pytest
 from ftlayer.errors import ConfigError
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.steps import MapBatches, Process
-from ftlayer.records.partitioning import (
-    Broadcast,
-    Custom,
-    Forward,
-    Global,
-    HashByKey,
-    Rebalance,
-    Shuffle,
-)
+from ftlayer.records.partitioning import Broadcast, Custom, Forward, Global, HashByKey, Rebalance, Shuffle
 from ftlayer.records.traced import KeySelector
 from ftlayer.sources import FromJson
 from ftlayer.topology.builder import GraphBuilder

@@ -9,16 +9,7 @@ from pathlib import Path
 from bench.harness import Target
 from bench.scale.curve import Curve, Point, ends, figure
 from bench.scale.lab import Lab, footprint
-from bench.scale.vertices import (
-    CALL_ROWS,
-    OPTIONS,
-    STREAM,
-    core_over,
-    pid_of,
-    rows_of,
-    start_figures,
-    vertex,
-)
+from bench.scale.vertices import CALL_ROWS, OPTIONS, STREAM, core_over, pid_of, rows_of, start_figures, vertex
 from ftlayer.common.clock import system_now
 from ftlayer.records.ids import random_root_ids
 from ftlayer.vertex.calls import DeadGroups, Fail, Failure, OpenStream, Persist, StreamOpened

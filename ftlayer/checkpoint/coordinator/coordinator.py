@@ -273,11 +273,7 @@ class Completion:
     """Answers that were not asked for are a `ValueError`: the owner has lost count."""
 
     def __init__(
-        self,
-        facts: JobFacts,
-        flight: PendingCheckpoints,
-        store: CompletedStore,
-        schedule: Schedule,
+        self, facts: JobFacts, flight: PendingCheckpoints, store: CompletedStore, schedule: Schedule
     ) -> None:
         self._facts = facts
         self._flight = flight

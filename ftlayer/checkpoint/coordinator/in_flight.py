@@ -207,11 +207,7 @@ class Statistics:
 
 
 def details_of(
-    pending: PendingCheckpoint,
-    state: CheckpointState,
-    now_ms: int,
-    location: str = "",
-    failure: str = "",
+    pending: PendingCheckpoint, state: CheckpointState, now_ms: int, location: str = "", failure: str = ""
 ) -> CheckpointDetails:
     """Return what is known of one. ``now_ms``: wall clock."""
     started_ms = pending.barrier.started_ms

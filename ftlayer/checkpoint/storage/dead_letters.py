@@ -27,13 +27,7 @@ import pyarrow as pa
 
 from ftlayer import __version__
 from ftlayer.checkpoint.custom_storage import FileStatus
-from ftlayer.checkpoint.letters import (
-    LETTER_BYTES,
-    ChainLetter,
-    LetterBatch,
-    LetterKind,
-    with_attempt,
-)
+from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, LetterBatch, LetterKind, with_attempt
 from ftlayer.checkpoint.storage.files import open_files, raised
 from ftlayer.checkpoint.storage.keys import DIGEST_BYTES, Signer, key_of
 from ftlayer.checkpoint.storage.layout import (
@@ -297,9 +291,7 @@ class StoredLetters:
     # ------------------------------------------------------------ back into the job
 
     def requeue(
-        self,
-        payloads: Mapping[bytes, bytes | None],
-        broken: Callable[[CheckpointError], None] = raised,
+        self, payloads: Mapping[bytes, bytes | None], broken: Callable[[CheckpointError], None] = raised
     ) -> set[bytes]:
         """Order dead letters back into the job, by their names; returns those that were there.
 

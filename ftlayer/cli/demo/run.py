@@ -484,7 +484,7 @@ def print_next(console: Console, kind: Kind, directory: RunDirectory, *, kept: b
     if not kept:
         console.print(
             "The run's directory is gone; with --keep (or --dir PATH) it stays, to be looked at with:\n"
-            f"  {places[0][0].format(root='PATH', store='PATH/ft')}",
+            f"  {places[0][0].format(root='PATH', store='PATH/ft')}"
         )
         return
     console.print(f"The run is kept in {directory.root}:", soft_wrap=True)

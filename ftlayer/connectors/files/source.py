@@ -389,8 +389,7 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
             elif known != file.version and file.path not in self._warned:
                 self._warned.add(file.path)
                 logger.warning(
-                    "%s has changed since it was found, and is not read again",
-                    self._shown(file.path),
+                    "%s has changed since it was found, and is not read again", self._shown(file.path)
                 )
         if new:
             # Where that fails, only what was written says whether it was.
@@ -449,10 +448,7 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
             found = self._listing.version(piece.path)
         except FileNotFoundError as error:
             if self._ignore_missing:
-                logger.warning(
-                    "%s was removed before it was read, and is left out",
-                    self._shown(piece.path),
-                )
+                logger.warning("%s was removed before it was read, and is left out", self._shown(piece.path))
                 return False
             raise SourceError(
                 f"{valid(piece.path)} was removed before it was read; ignore_missing=True leaves such files out"

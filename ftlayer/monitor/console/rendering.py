@@ -46,13 +46,7 @@ def templates() -> Environment:
 
 
 def page(
-    request: Request,
-    template: str,
-    *,
-    here: str = "",
-    events: str = "",
-    status: int = 200,
-    **context: Any,
+    request: Request, template: str, *, here: str = "", events: str = "", status: int = 200, **context: Any
 ) -> HTMLResponse:
     """Render a page; ``here`` is where it is in the navigation, ``events`` where its news come from."""
     options = console_of(request).options

@@ -111,12 +111,7 @@ def _places(watch: Watch, wanted: RecordFilter, also: str) -> Sequence[tuple[str
 
 
 def search(
-    watch: Watch,
-    wanted: RecordFilter,
-    *,
-    after: str = "",
-    limit: int = PAGE,
-    clock: Callable[[], Now],
+    watch: Watch, wanted: RecordFilter, *, after: str = "", limit: int = PAGE, clock: Callable[[], Now]
 ) -> SearchResult:
     """Return up to ``limit`` records, going on behind ``after``. Raises `ConfigError`, and what a vertex raises."""
     began = clock()

@@ -120,11 +120,7 @@ LIVE_PAGES = (overview.LIVE, jobs.GRAPH_PAGE, jobs.CHECKPOINT_PAGE, dead.LIVE, d
 def create_app(console: Console) -> ASGIApp:
     """Return the application of a console, its guard in front."""
     app = FastAPI(
-        title="ftlayer console",
-        version=__version__,
-        openapi_url=OPENAPI,
-        docs_url=None,
-        redoc_url=None,
+        title="ftlayer console", version=__version__, openapi_url=OPENAPI, docs_url=None, redoc_url=None
     )
     app.state.console = console
     for routes in (overview, jobs, dead, records, api_jobs, api_records):

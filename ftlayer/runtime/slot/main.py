@@ -138,8 +138,7 @@ class ControlClient:
         coordinator ends it or sends what cannot be read; never after `close`. Returns at once.
         """
         self._stream.start(
-            lambda frame: on_message(_decoded(frame)),
-            lambda error: on_lost(self._reason(error)),
+            lambda frame: on_message(_decoded(frame)), lambda error: on_lost(self._reason(error))
         )
 
     def send(self, message: FromSlot) -> None:

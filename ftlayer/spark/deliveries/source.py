@@ -415,11 +415,7 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             reply = client.call(calls.ReadDeliveries(self._options.stream, partition.first, partition.last))
         for records in reply.batches:
             yield delivered_rows(
-                records,
-                to_arrow_schema(self._schema),
-                partition.start,
-                partition.end,
-                self._options.required,
+                records, to_arrow_schema(self._schema), partition.start, partition.end, self._options.required
             )
 
     def stop(self) -> None:

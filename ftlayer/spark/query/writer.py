@@ -19,13 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 import numpy as np
 
 from ftlayer import __version__
-from ftlayer.common.checks import (
-    Unstarted,
-    UserFacing,
-    check_instance,
-    check_text,
-    shown,
-)
+from ftlayer.common.checks import Unstarted, UserFacing, check_instance, check_text, shown
 from ftlayer.common.printable import shortened
 from ftlayer.common.rules.circuit import CircuitStatus
 from ftlayer.common.rules.histogram import BATCH_BOUNDS, Histogram

@@ -92,11 +92,7 @@ class Sweep:
     """Those keys that a base has now. None of them may leave it before `in_order` has given it."""
 
     def __init__(
-        self,
-        info: TableInfo,
-        groups: KeyGroups,
-        table: LayeredTable,
-        pack: Callable[[KeyGroups, Key], bytes],
+        self, info: TableInfo, groups: KeyGroups, table: LayeredTable, pack: Callable[[KeyGroups, Key], bytes]
     ) -> None:
         self.info = info
         self.groups = groups

@@ -134,10 +134,7 @@ class DataStream(UserFacing, words=WORDS):
     # ------------------------------------------------------------ functions
 
     def map(
-        self,
-        function: Callable[[Any], Any],
-        schema: Schema | None = None,
-        **options: Unpack[RatedOptions],
+        self, function: Callable[[Any], Any], schema: Schema | None = None, **options: Unpack[RatedOptions]
     ) -> DataStream:
         """One record in, one out.
 
@@ -153,20 +150,13 @@ class DataStream(UserFacing, words=WORDS):
         return self._step(Map, "map", function, self._output(schema, "map"), options)
 
     def flat_map(
-        self,
-        function: Callable[[Any], Any],
-        schema: Schema | None = None,
-        **options: Unpack[RatedOptions],
+        self, function: Callable[[Any], Any], schema: Schema | None = None, **options: Unpack[RatedOptions]
     ) -> DataStream:
         """One record in, an iterable of any number of records out."""
         check_function(function, "flat_map", takes=1, may_yield=True)
         return self._step(FlatMap, "flat_map", function, self._output(schema, "flat_map"), options)
 
-    def filter(
-        self,
-        function: Callable[[Any], Any],
-        **options: Unpack[RatedOptions],
-    ) -> DataStream:
+    def filter(self, function: Callable[[Any], Any], **options: Unpack[RatedOptions]) -> DataStream:
         """Keep the records for which the function is true."""
         check_function(function, "filter", takes=1)
         return self._step(Filter, "filter", function, self.schema, options)

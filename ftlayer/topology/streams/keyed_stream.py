@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import pyarrow as pa
 
-from ftlayer.common.checks import (
-    LONGEST_MS,
-    Duration,
-    Unstarted,
-    UserFacing,
-    check_function,
-    duration_ms,
-)
+from ftlayer.common.checks import LONGEST_MS, Duration, Unstarted, UserFacing, check_function, duration_ms
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.aggregate_calls import Aggregate, given_aggregates
 from ftlayer.functions.aggregates import AggregatePlan, KeyedAggregate

@@ -341,8 +341,7 @@ END_TO_END = _histogram(
 )
 CHECKPOINT = _histogram("checkpoint_seconds", "From the trigger of a checkpoint to its completion.")
 CHECKPOINT_PART = _histogram(
-    "checkpoint_part_seconds",
-    "A part of a subtask's snapshot: start_delay, alignment, sync, async.",
+    "checkpoint_part_seconds", "A part of a subtask's snapshot: start_delay, alignment, sync, async."
 )
 CHECKPOINTS = _counter(
     "checkpoints", "Checkpoints and savepoints of this run, by outcome: completed, failed.", of="checkpoint"

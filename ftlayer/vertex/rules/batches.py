@@ -491,19 +491,12 @@ class Batches:
     ) -> calls.BatchBegun:
         failed = tuple(
             calls.SealedRows(
-                part.stream,
-                part.rows.payload,
-                part.rows.info.roots,
-                part.failures,
-                part.rows.info.key_hashes,
+                part.stream, part.rows.payload, part.rows.info.roots, part.failures, part.rows.info.key_hashes
             )
             for part in batches.parts(txn, query.number, batch, head.parts, self._state.payloads)
         )
         return calls.BatchBegun(
-            calls.BatchState.SEALED,
-            failed,
-            tuple(failure.root for failure in head.redelivered),
-            head.resumed,
+            calls.BatchState.SEALED, failed, tuple(failure.root for failure in head.redelivered), head.resumed
         )
 
 

@@ -87,14 +87,7 @@ class Failing:
         return moved
 
     def _want(
-        self,
-        live: LiveSegment,
-        rows: I64,
-        roots: U64,
-        causes: list[Failure],
-        now: Now,
-        *,
-        timed_out: bool,
+        self, live: LiveSegment, rows: I64, roots: U64, causes: list[Failure], now: Now, *, timed_out: bool
     ) -> int:
         assert live.source is not None
         source = live.source

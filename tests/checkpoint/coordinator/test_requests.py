@@ -85,11 +85,7 @@ def test_a_savepoint_is_never_subsumed(desk: Make) -> None:
 
 
 def requests(number: int) -> list[CheckpointEvent]:
-    return [
-        CheckpointRequested(number),
-        SavepointRequested(number, "/save"),
-        StopRequested(number, "/save"),
-    ]
+    return [CheckpointRequested(number), SavepointRequested(number, "/save"), StopRequested(number, "/save")]
 
 
 @pytest.mark.parametrize("request_", requests(1))

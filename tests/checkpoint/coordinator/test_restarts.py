@@ -23,12 +23,7 @@ from ftlayer.checkpoint.coordinator.events import (
     TasksRestored,
     TasksRunning,
 )
-from ftlayer.checkpoint.snapshots import (
-    ChannelState,
-    Piece,
-    Scope,
-    SubtaskSnapshot,
-)
+from ftlayer.checkpoint.snapshots import ChannelState, Piece, Scope, SubtaskSnapshot
 
 Make = Any
 

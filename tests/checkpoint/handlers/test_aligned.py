@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier
-from ftlayer.checkpoint.handlers import (
-    AlignedHandler,
-    BlockChannel,
-    TakeSnapshot,
-    TrackingHandler,
-    Unblock,
-)
+from ftlayer.checkpoint.handlers import AlignedHandler, BlockChannel, TakeSnapshot, TrackingHandler, Unblock
 from ftlayer.errors import CheckpointError
 
 TABLES = {

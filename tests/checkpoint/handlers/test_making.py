@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftlayer.checkpoint.handlers import (
-    AlignedHandler,
-    AlternatingHandler,
-    TrackingHandler,
-    make_handler,
-)
+from ftlayer.checkpoint.handlers import AlignedHandler, AlternatingHandler, TrackingHandler, make_handler
 from ftlayer.checkpoint.options import CheckpointingMode
 from ftlayer.errors import ConfigError
 

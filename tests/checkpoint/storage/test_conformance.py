@@ -16,12 +16,7 @@ from ftlayer.checkpoint.storage import files as local_files
 from ftlayer.checkpoint.storage.files import open_files
 from ftlayer.checkpoint.storage.layout import new_savepoint, pieces_directory
 from ftlayer.checkpoint.storage.loading import load_checkpoint
-from ftlayer.errors import (
-    CheckpointDamagedError,
-    CheckpointStorageError,
-    ConfigError,
-    SnapshotCancelledError,
-)
+from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, ConfigError, SnapshotCancelledError
 
 LARGE = 300_000
 

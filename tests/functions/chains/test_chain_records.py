@@ -36,10 +36,7 @@ def test_a_result_that_does_not_fit_fails_its_record_and_names_who_returned_it()
         {"a": 2.0, "b": None},
     ]
     misfits = range(1, 13)
-    steps = [
-        Map("maker", lambda r: results[r["v"]], BOTH),
-        Filter("after", lambda r: True, BOTH),
-    ]
+    steps = [Map("maker", lambda r: results[r["v"]], BOTH), Filter("after", lambda r: True, BOTH)]
     result = run_chain(ints(list(range(len(results)))), steps)
     assert rows_out(result) == [(0, {"a": 1, "b": "x"}), (13, {"a": 2, "b": None})]
     assert first_failures(result) == dict.fromkeys(misfits, "maker")

@@ -153,10 +153,7 @@ class Splitting(ProcessFunction):
 KINDS = ("map", "filter", "list", "generator", "reduce", "process", "unkeyed", "batch")
 drawn_operators = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(1, 10)), min_size=0, max_size=5)
 batches = st.lists(
-    st.lists(
-        st.tuples(st.sampled_from(["a", "b", "", None]), st.none() | st.integers(0, 40)),
-        max_size=12,
-    ),
+    st.lists(st.tuples(st.sampled_from(["a", "b", "", None]), st.none() | st.integers(0, 40)), max_size=12),
     min_size=1,
     max_size=3,
 )

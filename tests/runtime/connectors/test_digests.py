@@ -20,14 +20,7 @@ def test_digests_tell_splits_apart_and_know_equal_ones() -> None:
     assert text is not same
     assert digest_of([InputPartition([text, text])]) == digest_of([InputPartition([text, same])])
     digests = [
-        digest_of(splits)
-        for splits in (
-            [],
-            [Slice(1)],
-            [Slice(2)],
-            [Slice(1)] * 2,
-            [InputPartition(0)],
-        )
+        digest_of(splits) for splits in ([], [Slice(1)], [Slice(2)], [Slice(1)] * 2, [InputPartition(0)])
     ]
     assert len(set(digests)) == len(digests)
 

@@ -25,12 +25,7 @@ from ftlayer.runtime.driver.rules.job_core import JobCore
 from ftlayer.runtime.driver.rules.job_rules import JobMode
 from ftlayer.runtime.driver.rules.slot_record import Crew
 from ftlayer.runtime.environment import UntrackedJob
-from ftlayer.runtime.protocol.messages import (
-    Heartbeat,
-    Hello,
-    Probe,
-    TasksStarted,
-)
+from ftlayer.runtime.protocol.messages import Heartbeat, Hello, Probe, TasksStarted
 
 OPTIONS = TopologyOptions(heartbeat_ms=100, heartbeat_timeout_ms=1_000, start_timeout_ms=5_000)
 TIMEOUT_MS = 1_200

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ftlayer.common.rules.restart import NoRestart
-from ftlayer.errors import (
-    JobError,
-)
+from ftlayer.errors import JobError
 from ftlayer.runtime.driver.rules.events import (
     AskVertexStatus,
     Broke,

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from ftlayer.common.rules.restart import ExponentialDelay, FixedDelay
-from ftlayer.errors import (
-    SlotLostError,
-)
+from ftlayer.errors import SlotLostError
 from ftlayer.runtime.acker_mode.driver.rules.isolation import LEFTOVERS
 from ftlayer.runtime.driver.rules.events import (
     CancelRequested,

@@ -7,12 +7,7 @@ from typing import Any
 import pytest
 
 from ftlayer.common.rules.restart import FixedDelay
-from ftlayer.errors import (
-    FunctionLoadError,
-    JobStartError,
-    SessionLostError,
-    SourceRowError,
-)
+from ftlayer.errors import FunctionLoadError, JobStartError, SessionLostError, SourceRowError
 from ftlayer.runtime.driver.rules.events import (
     AskSession,
     Broke,
@@ -30,12 +25,7 @@ from ftlayer.runtime.driver.rules.events import (
     TaskCounts,
     TasksCounted,
 )
-from ftlayer.runtime.protocol.messages import (
-    Cancel,
-    Deploy,
-    ReplayNow,
-    SlotFailed,
-)
+from ftlayer.runtime.protocol.messages import Cancel, Deploy, ReplayNow, SlotFailed
 
 Make = Any
 UNLOADABLE = """Traceback (most recent call last):

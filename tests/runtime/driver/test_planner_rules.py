@@ -8,11 +8,7 @@ import pytest
 
 from ftlayer.common.clock import Now
 from ftlayer.runtime.barrier_mode.driver.rules.reader_checkpoints import SourceCheckpoints
-from ftlayer.runtime.connectors.offset_reader import (
-    SplitPosition,
-    partition_key,
-    progress_of,
-)
+from ftlayer.runtime.connectors.offset_reader import SplitPosition, partition_key, progress_of
 from ftlayer.runtime.driver.rules.planner_rules import (
     LAG_MS,
     MAX_POLL_MS,

@@ -447,11 +447,7 @@ class Simulation:
         self._do(key, task.handle(RangesAnswered(number, reply), self.now))
 
     def _call(
-        self,
-        slot: int,
-        call: Any,
-        then: Callable[[Any], None] | None = None,
-        key: tuple[str, int] = ("", 0),
+        self, slot: int, call: Any, then: Callable[[Any], None] | None = None, key: tuple[str, int] = ("", 0)
     ) -> None:
         self.calls.append(_Call(slot, self.instances[slot], call, then, key))
 

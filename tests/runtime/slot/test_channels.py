@@ -37,11 +37,7 @@ class Receiver:
     """Slot 0, instance "zero", that knows instance "one" of slot 1. ``socket``: path of its Unix socket."""
 
     def __init__(
-        self,
-        tls: bool = False,
-        admit_timeout_s: float = WAIT_S,
-        listen: Address = LOOPBACK,
-        socket: str = "",
+        self, tls: bool = False, admit_timeout_s: float = WAIT_S, listen: Address = LOOPBACK, socket: str = ""
     ) -> None:
         self.roster = Roster("job", "zero")
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()

@@ -165,9 +165,7 @@ def test_small_batches_wait_for_others_until_they_are_old_or_nothing_else_is_to_
 def aging(tools: Any, slots: int) -> tuple[Any, Any]:
     """A slot of ``slots`` whose loop has used up what it may send small batches for, and a source's batch for all."""
     slot = tools.slot.of(
-        tools.graph_of(slots),
-        0,
-        TopologyOptions(batch_rows=100, batch_age_ms=5, channel_bytes=1 << 20),
+        tools.graph_of(slots), 0, TopologyOptions(batch_rows=100, batch_age_ms=5, channel_bytes=1 << 20)
     )
     for other in range(1, slots):
         slot.core.peer_up(other)

@@ -170,8 +170,7 @@ def test_a_module_that_slots_lack(environment: Any) -> None:
         env.source([1, 2], "id bigint", uid="numbers").map(module.same).sink(print)
         job = env.execute_async()
         with pytest.raises(
-            FunctionLoadError,
-            match=r" \(map\(same\)\): .*No module named 'only_in_the_driver'.*addArtifact",
+            FunctionLoadError, match=r" \(map\(same\)\): .*No module named 'only_in_the_driver'.*addArtifact"
         ):
             job.wait(600)
     finally:

@@ -228,8 +228,7 @@ def test_cancelled_before_anything_is_up(start: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
-    [("raises", "OSError: no such device"), ("fails", "in out: the port is taken")],
+    ("fault", "words"), [("raises", "OSError: no such device"), ("fails", "in out: the port is taken")]
 )
 def test_a_slot_that_cannot_start(start: Any, fault: str, words: str) -> None:
     job = start(a_player(fault), slots=1)

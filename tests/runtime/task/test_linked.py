@@ -77,10 +77,7 @@ def join_graph(*tail) -> JobGraph:
         JobVertex("right", (Source("right", IterableSource(()), IN),), 1),
         JobVertex("join", (operator, *tail), 1),
     )
-    edges = (
-        JobEdge(0, "left", "join", 0, by_key, IN),
-        JobEdge(1, "right", "join", 1, by_key, IN),
-    )
+    edges = (JobEdge(0, "left", "join", 0, by_key, IN), JobEdge(1, "right", "join", 1, by_key, IN))
     return JobGraph("job", vertices, edges, tracked=True)
 
 

@@ -166,10 +166,7 @@ def test_rows_that_a_sink_rejects_become_dead_letters_and_the_rest_is_written(
     dead = tools.dead_of(layer, "refused")
     assert sorted(
         (info.payload.to_pylist()[0]["n"], info.reason, info.operator, info.attempt) for info in dead
-    ) == [
-        (7, "no 7", "refusing", 3),
-        (57, "no 57", "refusing", 3),
-    ]
+    ) == [(7, "no 7", "refusing", 3), (57, "no 57", "refusing", 3)]
     assert query.restarts == 0
 
 

@@ -128,11 +128,7 @@ def test_emitted_ids_of_all_pages_are_kept_apart_for_the_fold() -> None:
     add_last_stage(
         verdict,
         [
-            head(
-                rows_out=2,
-                emitted_roots=u64s([1, 2]).tobytes(),
-                emitted_values=u64s([3, 4]).tobytes(),
-            ),
+            head(rows_out=2, emitted_roots=u64s([1, 2]).tobytes(), emitted_values=u64s([3, 4]).tobytes()),
             head(rows_out=1, emitted_roots=u64s([1]).tobytes(), emitted_values=u64s([5]).tobytes()),
         ],
     )

@@ -110,10 +110,7 @@ def test_values_of_all_kinds_are_migrated_over_several_versions(
     assert same.tables.values("v")[35] == (35, "new")
     same.close()
     third = Program(storage, tmp_path, again, migrations=THIRD, **options)
-    assert contents(third.tables, 45)[:2] == [
-        {"value": 45, "said": "new"},
-        [*contents(third.tables, 45)[1]],
-    ]
+    assert contents(third.tables, 45)[:2] == [{"value": 45, "said": "new"}, [*contents(third.tables, 45)[1]]]
     assert third.tables.values("v")[7] == {"value": 7, "said": "since 2"}
     third.close()
     # Straight from the first version to the third one.

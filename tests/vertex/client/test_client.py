@@ -27,15 +27,7 @@ from ftlayer.errors import (
     VertexUnavailableError,
 )
 from ftlayer.transport.tls import make_certificate
-from ftlayer.vertex.calls import (
-    Accepted,
-    Deliverable,
-    DeliverableUpTo,
-    Ingest,
-    Stats,
-    Xor,
-    Xored,
-)
+from ftlayer.vertex.calls import Accepted, Deliverable, DeliverableUpTo, Ingest, Stats, Xor, Xored
 from ftlayer.vertex.client.client import VertexClient, retried
 
 TOKEN = "t" * 32

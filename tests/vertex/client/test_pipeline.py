@@ -12,16 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ftlayer.errors import (
-    ConfigError,
-    IntakeTimeoutError,
-    VertexUnavailableError,
-)
-from ftlayer.vertex.calls import (
-    Accepted,
-    Stats,
-    Xored,
-)
+from ftlayer.errors import ConfigError, IntakeTimeoutError, VertexUnavailableError
+from ftlayer.vertex.calls import Accepted, Stats, Xored
 from ftlayer.vertex.client.client import VertexClient
 
 TOKEN = "t" * 32

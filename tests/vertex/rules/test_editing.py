@@ -153,13 +153,7 @@ def test_an_edit_of_a_letter_that_is_gone_is_passed_over(letters: Any) -> None:
     letters.call(Purge((first,), "bert"))
     edits = (Edit(first, row("A", 2.0)), Edit(second, row("B", 2.0)))
     assert letters.call(EditAndRequeue(edits, "anna")) == calls.Changed(1)
-    assert log(letters)[-1] == (
-        "anna",
-        "edit",
-        "orders/lines: 0000000000000002",
-        1,
-        "done; 1 of 2 were gone",
-    )
+    assert log(letters)[-1] == ("anna", "edit", "orders/lines: 0000000000000002", 1, "done; 1 of 2 were gone")
 
 
 def test_a_store_that_takes_nothing_in_takes_no_edits(letters: Any) -> None:

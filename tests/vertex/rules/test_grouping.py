@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from ftlayer.errors import StoreFullError
 from ftlayer.vertex import calls
@@ -187,10 +181,7 @@ def test_the_index_follows_the_letters_in_any_order_of_events(kit: Any) -> None:
     run_state_machine_as_test(
         machine(kit),
         settings=settings(
-            max_examples=60,
-            stateful_step_count=25,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
+            max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
 

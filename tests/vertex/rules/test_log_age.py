@@ -7,10 +7,7 @@ from hypothesis import strategies as st
 
 from ftlayer.vertex.rules.streams import MARK_MS, MAX_MARKS, LogAge
 
-EVENTS = st.lists(
-    st.tuples(st.integers(0, 4_000), st.integers(0, 3), st.integers(0, 3)),
-    max_size=60,
-)
+EVENTS = st.lists(st.tuples(st.integers(0, 4_000), st.integers(0, 3), st.integers(0, 3)), max_size=60)
 
 
 @given(EVENTS)

@@ -85,11 +85,7 @@ def test_rule_5_events_for_another_incarnation_are_refused(vertex, kit):
     old = vertex.layer.incarnation
     vertex.restart()
     ids = kit.u64([1])
-    for call in (
-        calls.Xor(ids, ids, old),
-        calls.Touch(ids, old),
-        calls.Fail((calls.Failure(1, "x"),), old),
-    ):
+    for call in (calls.Xor(ids, ids, old), calls.Touch(ids, old), calls.Fail((calls.Failure(1, "x"),), old)):
         with pytest.raises(StaleIncarnationError):
             vertex.call(call)
 

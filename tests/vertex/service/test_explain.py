@@ -14,16 +14,7 @@ from typer.testing import CliRunner
 from ftlayer.cli.main import app
 from ftlayer.errors import MalformedRequestError, UnsupportedError
 from ftlayer.records.ids import Explanation, OwedId, random_root_ids
-from ftlayer.vertex.calls import (
-    EventIds,
-    Explain,
-    Explained,
-    OpenStream,
-    Persist,
-    StreamOpened,
-    Xor,
-    Xored,
-)
+from ftlayer.vertex.calls import EventIds, Explain, Explained, OpenStream, Persist, StreamOpened, Xor, Xored
 
 SHARDS = 4
 

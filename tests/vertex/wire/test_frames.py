@@ -36,13 +36,7 @@ from ftlayer.vertex.calls import (
     Xor,
 )
 from ftlayer.vertex.calls.jobs import HistogramDetails
-from ftlayer.vertex.wire.frames import (
-    dataclass_codec,
-    decode_call,
-    decode_reply,
-    encode_call,
-    encode_reply,
-)
+from ftlayer.vertex.wire.frames import dataclass_codec, decode_call, decode_reply, encode_call, encode_reply
 
 texts = st.text(st.characters(codec="utf-8"), max_size=5)
 ids = st.integers(1, 2**64 - 1)

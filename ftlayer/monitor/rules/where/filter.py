@@ -203,7 +203,7 @@ _WORDS = ("stream", "operator", "reason", "key", "root", "origin", "attempt", "a
 _EQUAL_ALONE = ("stream", "key", "root", "origin")
 _TOKEN = re.compile(
     r'\s*(?:(?P<quoted>"(?:[^"\\\x00-\x1f]|\\.)*")|(?P<operator>!=|<=|>=|!~|=|<|>|~)|(?P<bracket>[()])'
-    r'|(?P<word>(?:[^\s"()=<>!~]|(?<=\.)"(?:[^"\\\x00-\x1f]|\\.)*")+))',
+    r'|(?P<word>(?:[^\s"()=<>!~]|(?<=\.)"(?:[^"\\\x00-\x1f]|\\.)*")+))'
 )
 _PART = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*"|[^".]+')
 

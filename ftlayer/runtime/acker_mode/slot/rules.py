@@ -484,12 +484,7 @@ class AckerTracer:
                     self._made[each.key, each.ticket] = start_ns, followed
 
     def _worked(
-        self,
-        run: RunTask,
-        lineage: RecordIds,
-        decided: Sequence[SlotInstruction],
-        start_ns: int,
-        end_ns: int,
+        self, run: RunTask, lineage: RecordIds, decided: Sequence[SlotInstruction], start_ns: int, end_ns: int
     ) -> None:
         """A chain has taken a batch: each record in it that is followed has a span of that time."""
         origins = origins_of(lineage)

@@ -208,14 +208,7 @@ class VertexPort:
 
     def close(self) -> None:
         """Give everything up. What is unanswered stays so; waits a little for threads to notice."""
-        workers = (
-            self._persister,
-            self._xorer,
-            self._failer,
-            self._taker,
-            self._ranger,
-            self._toucher,
-        )
+        workers = (self._persister, self._xorer, self._failer, self._taker, self._ranger, self._toucher)
         for worker in workers:
             worker.stop()
         with self._lock:

@@ -427,11 +427,7 @@ class RangeSourceTask:
         return [*actions, *self._register(buffer, BufferedRange(facts, payload), now, new)]
 
     def _register(
-        self,
-        buffer: ReplayBuffer,
-        kept: BufferedRange,
-        now: Now,
-        rows: SourceRows | None = None,
+        self, buffer: ReplayBuffer, kept: BufferedRange, now: Now, rows: SourceRows | None = None
     ) -> list[Action]:
         """Make roots of the rows, and have them registered behind what is registered already.
 

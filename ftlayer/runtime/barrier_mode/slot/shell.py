@@ -220,11 +220,7 @@ class SnapshotRunner:
             return
         if part.snapshot is not None and part.channels is not None and part.times is not None:
             in_flight = sum(channel.frames.length for channel in part.channels)
-            times = replace(
-                part.times,
-                async_ms=stopwatch_ms() - part.began_ms,
-                in_flight_bytes=in_flight,
-            )
+            times = replace(part.times, async_ms=stopwatch_ms() - part.began_ms, in_flight_bytes=in_flight)
             whole = replace(part.snapshot, channels=part.channels, times=times)
             self._unsynced.append((part, _measured(whole, part.barrier.checkpoint)))
 

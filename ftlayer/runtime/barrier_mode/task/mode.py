@@ -46,13 +46,7 @@ from ftlayer.runtime.barrier_mode.task.failing.attempts import (
 )
 from ftlayer.runtime.connectors.offset_reader import partition_index
 from ftlayer.runtime.handler import Handler, NonFTHandler
-from ftlayer.runtime.protocol.elements import (
-    MAX_TIME_MS,
-    EndOfStream,
-    Idle,
-    LatencyMarker,
-    Watermark,
-)
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, EndOfStream, Idle, LatencyMarker, Watermark
 from ftlayer.runtime.protocol.messages import EndTasks
 from ftlayer.runtime.task.actions import (
     Action,
@@ -73,14 +67,7 @@ from ftlayer.runtime.task.chain_task import ChainTask
 from ftlayer.runtime.task.contract import ChainCompanion, ReplayTask, SinkBody, Suspects, Task, TaskKey
 from ftlayer.runtime.task.emitter import Emitter, SinkLatencies, SourceMarkers
 from ftlayer.runtime.task.event_time import SplitMarks
-from ftlayer.runtime.task.pipeline import (
-    ChannelOutlet,
-    OperatorChain,
-    Outlet,
-    Passed,
-    Routed,
-    SinkOutlet,
-)
+from ftlayer.runtime.task.pipeline import ChannelOutlet, OperatorChain, Outlet, Passed, Routed, SinkOutlet
 from ftlayer.runtime.task.routes import key_schemas
 from ftlayer.state.contract import BackendSnapshot, Frozen
 from ftlayer.state.heap import HeapBackend
@@ -350,11 +337,7 @@ class ChainSnapshot:
     """
 
     def __init__(
-        self,
-        part: SubtaskSnapshot,
-        checkpoint: int,
-        frozen: Frozen | None,
-        precommitted: Precommitted | None,
+        self, part: SubtaskSnapshot, checkpoint: int, frozen: Frozen | None, precommitted: Precommitted | None
     ) -> None:
         """``part`` is what is there at once. ``frozen`` None: no state. ``precommitted`` None: no sink that commits."""
         self._part = part

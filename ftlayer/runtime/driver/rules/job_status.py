@@ -338,6 +338,7 @@ class JobStatus:
 
 
 def slot_status(slot: SlotRecord, now_ms: int) -> jobs.SlotDetails:
+    """Return the status of a slot."""
     hello, beat = slot.hello, slot.heartbeat
     state = (
         "ended"
@@ -401,6 +402,7 @@ def chains_with(counter: str, slots: Sequence[SlotRecord]) -> frozenset[str]:
 
 
 def circuits_of(slots: Sequence[SlotRecord]) -> dict[str, CircuitStatus]:
+    """Return where the circuit breakers of chains are, by operator, as slots that run said last."""
     found: dict[str, list[CircuitStatus]] = {}
     for beat in _beats(slots):
         for name, status in beat.circuits.items():
@@ -430,6 +432,7 @@ def _most(counter: str, slots: Sequence[SlotRecord]) -> dict[str, int]:
 
 
 def transports_of(slots: Sequence[SlotRecord]) -> dict[int, dict[int, str]]:
+    """Return what carries records from each slot to others, as these said last."""
     return {
         slot.number: {int(other): how for other, how in slot.heartbeat.transports.items() if other.isdigit()}
         for slot in slots

@@ -61,10 +61,7 @@ def graph() -> JobGraph:
         return JobVertex(uid, (Map(uid, lambda record: record, SCHEMA),), 2)
 
     source = JobVertex("s", (Source("s", IterableSource(()), SCHEMA),), 2)
-    edges = (
-        JobEdge(0, "s", "h", 0, HashByKey(KEY), SCHEMA),
-        JobEdge(1, "s", "b", 0, Broadcast(), SCHEMA),
-    )
+    edges = (JobEdge(0, "s", "h", 0, HashByKey(KEY), SCHEMA), JobEdge(1, "s", "b", 0, Broadcast(), SCHEMA))
     return OpFTLayerBuilder().wire(
         JobGraph("job", (source, chain("h"), chain("b")), edges, tracked=False), {}
     )

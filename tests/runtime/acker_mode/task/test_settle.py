@@ -96,13 +96,7 @@ def test_each_record_is_settled_once_with_its_last_row_and_fails_with_its_first_
         for record in parents:
             records[number, record].append(len(rows))
             rows.append((number, record))
-        take(
-            queue.add(
-                lineage,
-                np.array(parents, np.int64),
-                np.array(alive, np.int64),
-            )
-        )
+        take(queue.add(lineage, np.array(parents, np.int64), np.array(alive, np.int64)))
         check()
         if cuts:
             settle(cuts.pop())

@@ -96,9 +96,7 @@ class Played:
         vertices = (JobVertex("numbers", (source, Sink("out", WriterSink(Writer(), 1, 1), ID)), 1, failures),)
         graph = JobGraph("played", vertices, (), tracked=False, max_parallelism=12)
         config = CheckpointConfig(
-            interval=None if bounded else "1ms",
-            directory=str(directory),
-            retention=retention,
+            interval=None if bounded else "1ms", directory=str(directory), retention=retention
         )
         self.thread = JobThread(run)
         self.job = Job(self.thread)

@@ -98,10 +98,7 @@ def graph_of(parallelism: int = 2, failures: FailurePolicy | None = POLICY) -> J
             JobVertex("count", (count, tail), parallelism, failures),
             JobVertex("show", (show,), parallelism, failures),
         ),
-        (
-            JobEdge(0, "source", "count", 0, KEY, SCHEMA),
-            JobEdge(1, "count", "show", 0, Rebalance(), SCHEMA),
-        ),
+        (JobEdge(0, "source", "count", 0, KEY, SCHEMA), JobEdge(1, "count", "show", 0, Rebalance(), SCHEMA)),
         tracked=False,
         max_parallelism=16,
     )

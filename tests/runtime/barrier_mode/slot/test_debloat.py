@@ -59,11 +59,7 @@ class Model:
 
 
 @settings(deadline=None, max_examples=30)
-@given(
-    st.integers(1, 8),
-    st.integers(2_000, 300_000),
-    st.lists(st.floats(1, 1_000), min_size=1, max_size=4),
-)
+@given(st.integers(1, 8), st.integers(2_000, 300_000), st.lists(st.floats(1, 1_000), min_size=1, max_size=4))
 def test_what_is_in_flight_follows_the_speed(channels: int, frame: int, speeds: list[float]) -> None:
     model = Model(channels, frame)
     for speed in speeds:

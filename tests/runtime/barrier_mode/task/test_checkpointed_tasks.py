@@ -17,11 +17,7 @@ from hypothesis import strategies as st
 
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.options import FailurePolicy
-from ftlayer.checkpoint.snapshots import (
-    Committable,
-    SinkPart,
-    SubtaskRestore,
-)
+from ftlayer.checkpoint.snapshots import Committable, SinkPart, SubtaskRestore
 from ftlayer.errors import InvalidTopologyError, JobError, ProtocolError, SnapshotCancelledError, SourceError
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.steps import CoProcess, Map, Process, Reduce

@@ -108,10 +108,7 @@ def drawn(seed: int, *, names: Iterable[str] = CASES, faults: int | None = None)
     in_memory = random.random() < 0.1
     if in_memory:
         config |= {"directory": None, "changelog": False, "retention": Retention.NO_EXTERNALIZED_CHECKPOINTS}
-    options = {
-        "batch_rows": random.choice((2, 4, 16)),
-        "channel_bytes": random.choice((1 << 10, 1 << 14)),
-    }
+    options = {"batch_rows": random.choice((2, 4, 16)), "channel_bytes": random.choice((1 << 10, 1 << 14))}
     number = random.choice((0, 1, 1, 2, 3, 5)) if faults is None else faults
     events = []
     for _ in range(number):

@@ -87,14 +87,7 @@ class StepSplitReader(SplitReader):
     """`SplitReader` whose lane reads on when it is asked."""
 
     def __init__(
-        self,
-        world: Any,
-        source: Any,
-        subtask: int,
-        parallelism: int,
-        positions: Any,
-        key: bytes,
-        limits: Any,
+        self, world: Any, source: Any, subtask: int, parallelism: int, positions: Any, key: bytes, limits: Any
     ) -> None:
         super().__init__(source, subtask, parallelism, positions, key, limits, lambda: None)
         self._lane = StepLane(world, self, SparkRowMaker(source.uid, source.schema), limits)  # type: ignore[assignment]

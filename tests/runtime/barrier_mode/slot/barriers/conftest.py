@@ -63,10 +63,7 @@ def graph_of(parallelism: int) -> JobGraph:
     return JobGraph(
         "job",
         tuple(JobVertex(kind.uid, (kind,), parallelism) for kind in kinds),
-        (
-            JobEdge(0, "source", "work", 0, KEY, SCHEMA),
-            JobEdge(1, "work", "sink", 0, Rebalance(), SCHEMA),
-        ),
+        (JobEdge(0, "source", "work", 0, KEY, SCHEMA), JobEdge(1, "work", "sink", 0, Rebalance(), SCHEMA)),
         tracked=False,
         max_parallelism=MAX_GROUPS,
     )
