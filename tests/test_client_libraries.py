@@ -19,7 +19,7 @@ _EXTRAS = (
 _OF_EXTRAS = (
     "ftlayer.monitor.console.",
     "ftlayer.connectors.postgres.staging",
-    "ftlayer.vertex.service.otlp_data",
+    "ftlayer.vertex.service.otlp",
 )
 _LOOKS = {"ftlayer.monitor.console.options", "ftlayer.monitor.console.login"}
 

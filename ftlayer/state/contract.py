@@ -22,10 +22,9 @@ class Frozen(Protocol):
     """The state as it was at a barrier. `write` runs once, in any thread, while the task goes on."""
 
     def write(self, writer: PieceWriter, cancelled: Callable[[], bool]) -> BackendSnapshot:
-        """Write the snapshot. Those of one backend are written one after the other, in the order of their freezes.
+        """Write the snapshot, in the order of freezes; raises `CheckpointStorageError`, `StateSerializationError`.
 
-        Looks at ``cancelled`` every few milliseconds of work, and raises `SnapshotCancelledError` once it is true.
-        Raises `CheckpointStorageError`, and `StateSerializationError` for a key or value that cannot be written.
+        `SnapshotCancelledError` once ``cancelled`` is true, which is looked at every few milliseconds.
         """
 
     def release(self) -> None:

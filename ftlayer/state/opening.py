@@ -16,10 +16,19 @@ from ftlayer.checkpoint.storage.writer import PieceWriter
 from ftlayer.errors import CheckpointDamagedError, ConfigError, IncompatibleCheckpointError
 from ftlayer.functions.keyed import Key, StateCache
 from ftlayer.state.contract import BackendSpec, Frozen
+from ftlayer.state.heap import SubtaskOperatorStates
 from ftlayer.state.lmdb import copies as lmdb_layout
-from ftlayer.state.operators import SubtaskOperatorStates
 from ftlayer.state.snapshots import entries, serializer
-from ftlayer.state.snapshots.changelog import Changelog, Compaction, FrozenState, Pace, StateView, StateWriter
+from ftlayer.state.snapshots.changelog import (
+    Changelog,
+    Compaction,
+    FrozenState,
+    Pace,
+    PieceLineage,
+    StateView,
+    StateWriter,
+    Written,
+)
 from ftlayer.state.snapshots.entries import (
     Block,
     BlocksOf,
@@ -33,7 +42,6 @@ from ftlayer.state.snapshots.entries import (
     own_part,
     wanted_blocks,
 )
-from ftlayer.state.snapshots.lineage import PieceLineage, Written
 from ftlayer.state.tables import layers as memory
 from ftlayer.state.tables.declarations import TIMERS, OperatorTables, TimerService
 from ftlayer.state.tables.layers import (
@@ -81,8 +89,6 @@ class SubtaskState:
         self._next_number = 0
         self._waits = False
 
-    # ------------------------------------------------------------ what operators use
-
     def state(self, uid: str) -> OperatorTables:
         """Return the keyed state of an operator, the same at every call; ConfigError for one without keys."""
         found = self._states.get(uid)
@@ -100,14 +106,10 @@ class SubtaskState:
         return found[1]
 
     def operators(self, uid: str) -> SubtaskOperatorStates:
-        """Return the operator state of an operator, the same at every call."""
         return self._operators.setdefault(uid, SubtaskOperatorStates(uid))
 
     def opened(self) -> None:
-        """All functions are open; IncompatibleCheckpointError for a declared state that is gone.
-
-        `ConfigError` for a migration of a state that there is not.
-        """
+        """All functions are open: what was declared has to be there, and have the migrations that are given."""
         for uid, keyed in self._states.items():
             # Before a state is missed whose new name is misspelled.
             self.migrations.check_declared(uid, keyed.declarations)
@@ -118,12 +120,9 @@ class SubtaskState:
         return [*self._states.values(), *self._operators.values()]
 
     def look_for_renamed(self) -> None:
-        """Warn, once, of states that may have been renamed; see `OperatorTables.look_for_renamed`."""
         if self._waits:
             waiting = [states.look_for_renamed() for states in self._all_states()]
             self._waits = any(waiting)
-
-    # ------------------------------------------------------------ restoring
 
     def number_as(self, tables: Sequence[TableInfo]) -> None:
         """Give tables that are yet to come the numbers that they had in a snapshot."""
@@ -145,15 +144,12 @@ class SubtaskState:
         return self._key_groups(info.operator), table
 
     def restored_operators(self, uid: str) -> SubtaskOperatorStates:
-        """Return the operator state of an operator, to be filled."""
         self._waits = True
         return self.operators(uid)
 
     def restored_timers(self, info: TableInfo) -> tuple[KeyGroups, TimerService]:
         service = self.timers(info.operator)
         return self._key_groups(info.operator), service
-
-    # ------------------------------------------------------------ for snapshots
 
     def all_operators(self) -> Iterable[SubtaskOperatorStates]:
         return self._operators.values()
@@ -171,8 +167,6 @@ class SubtaskState:
         state = self._states[info.operator]
         declared = state.declarations.is_declared(info.name)
         return replace(info, declared=declared, values=state.described(info.name))
-
-    # ------------------------------------------------------------ inside
 
     def _create(self, uid: str, name: str, kind: str) -> LayeredTable:
         info, groups = self._info(uid, name, kind), self._key_groups(uid)
@@ -199,9 +193,7 @@ class SubtaskState:
         return found
 
 
-# Keeps the layers of a table few: merges them into the base while that is not read, else into one another.
-#
-# Each call does a bit of the work, and takes a few milliseconds at most.
+# Keeps the layers of a table few, by bits of some milliseconds: merged into an unread base, else into one another.
 
 
 SLICE = 5_000
@@ -223,7 +215,6 @@ class Merger:
         self._joining: tuple[Layer, Layer, Iterator[Layer | None]] | None = None
 
     def step(self) -> bool:
-        """Do a bit of the work; False if there is none."""
         layers = self._table.layers
         if not layers:
             return False
@@ -351,10 +342,7 @@ class StateUpkeep:
             self._spill(None)
 
     def merge_and_spill(self, used_s: float) -> None:
-        """Do a part of what there is to do, by the time that the task has used since the last call.
-
-        Where the input waits for it, as much as can be done in a few milliseconds.
-        """
+        """Do a part of what there is, by ``used_s`` since the last call; if input waits, some milliseconds of it."""
         least_s = _WAITING_S if self.is_full else 0.0
         self._merge(max(_MERGING * used_s, least_s))
         if not self._sharing.base_readers:
@@ -378,10 +366,7 @@ class StateUpkeep:
                 pass
 
     def _spill(self, from_s: float | None, used_s: float = 0.0, least_s: float = 0.0) -> None:
-        """Move what is too much, the more of it the longer; ``from_s`` None: all of it.
-
-        How long is told by ``used_s``, so that what comes is moved at last, whatever a batch is.
-        """
+        """Move what is too much, as much as ``used_s`` and the excess say; ``from_s`` None: all of it."""
         if self._memory is None or self._spilling is None:
             return
         pressure: float | None = None
@@ -412,10 +397,7 @@ LOG_MS = 250
 
 
 class LayeredBackend:
-    """State and timers of every operator of a subtask: in memory, and below it in a store if there is one.
-
-    Belongs to the task's thread, save what `Frozen` says. It is a `ftlayer.functions.keyed.Backend`.
-    """
+    """A `ftlayer.functions.keyed.Backend` in memory, maybe above a store; for the task's thread, but for `Frozen`."""
 
     copies = True
 
@@ -446,8 +428,6 @@ class LayeredBackend:
         self._timer_readers = 0
         self._tended_s = thread_time()
 
-    # ------------------------------------------------------------ what operators use
-
     def state(self, uid: str) -> OperatorTables:
         return self.subtask.state(uid)
 
@@ -458,10 +438,7 @@ class LayeredBackend:
         return self.subtask.operators(uid)
 
     def opened(self) -> None:
-        """All functions are open, and no record was handled: a state that is asked for from now on is not declared.
-
-        `IncompatibleCheckpointError` for what the checkpoint's program declared, and this one does not.
-        """
+        """All functions are open: what is asked for later is not declared. Raises `IncompatibleCheckpointError`."""
         self.subtask.opened()
 
     def filled(self, keys: Collection[Key], values: Collection[Any]) -> None:
@@ -473,8 +450,6 @@ class LayeredBackend:
         self._upkeep.made(table)
         return table
 
-    # ------------------------------------------------------------ snapshots
-
     def freeze(self, barrier: Barrier, now_ms: int = 0) -> Frozen:
         """Freeze the state for a snapshot: keyed state in layers, operator state as bytes.
 
@@ -484,9 +459,8 @@ class LayeredBackend:
         """
         for cache in self.subtask.caches():
             cache.write_back()
-        operators = tuple(
-            [saved for states in self.subtask.all_operators() for saved in states.snapshot(self._serializer)]
-        )
+        states = self.subtask.all_operators()
+        operators = tuple(saved for each in states for saved in each.snapshot(self._serializer))
         self._push()
         view = self._view(with_timers=True, now_ms=now_ms)
         self._timer_readers += 1
@@ -603,10 +577,8 @@ class LayeredBackend:
             self._spec.first_group,
             self._spec.end_group,
             tuple(
-                [
-                    TableView(self.subtask.as_saved(info), groups, table.layers, table.base)
-                    for info, groups, table in self.subtask.tables
-                ]
+                TableView(self.subtask.as_saved(info), groups, table.layers, table.base)
+                for info, groups, table in self.subtask.tables
             ),
             tuple(timers),
             now_ms,
@@ -623,18 +595,14 @@ class LayeredBackend:
         if self._lineage is not None:
             self._lineage.aborted(checkpoint)
 
-    # ------------------------------------------------------------ between batches
-
     @property
     def is_full(self) -> bool:
-        """Whether memory holds so much that the task is to take no input before `tend` has made room."""
         return self._upkeep.is_full
 
     def tend(self, now_ms: int, handled: int = 0) -> None:
-        """Do a bit of what keeps layers few and memory small, between two batches; a part of the time that they take.
+        """Keep layers few and memory small, for a part of the time of the ``handled`` records since the last call.
 
-        Where the input waits for it, as much as can be done in a few milliseconds. ``handled``: records that the task
-        has handled since the last call.
+        Where the input waits for it, as much as can be done in a few milliseconds.
         """
         self.subtask.look_for_renamed()
         for cache in self.subtask.caches():

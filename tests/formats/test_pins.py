@@ -32,13 +32,13 @@ from ftlayer.runtime.protocol import channel_frames
 from ftlayer.spark.query import checkpoint as mark
 from ftlayer.state.snapshots import serializer
 from ftlayer.vertex.calls import Attempt, JobDetails
+from ftlayer.vertex.rules import board as entries
 from ftlayer.vertex.rules import dedupe
 from ftlayer.vertex.rules import source_ranges as ranges
-from ftlayer.vertex.rules.board import board as entries
 from ftlayer.vertex.service import directory
-from ftlayer.vertex.store import batches, rows
 from ftlayer.vertex.store import dead_index as failed
 from ftlayer.vertex.store import lmdb_store as lmdb_environment
+from ftlayer.vertex.store import rows, streams
 
 SHAPES = Path(__file__).with_name("shapes.txt")
 PAGE = Path(__file__).parents[2] / "docs" / "project" / "versions.md"
@@ -47,7 +47,7 @@ NUMBERS = {
     "store": lmdb_environment.FORMAT_VERSION,
     "store: rows": rows._FORMAT,
     "store: failed record": failed._FORMAT,
-    "store: sealed batch": batches.FORMAT,
+    "store: sealed batch": streams._BATCH_FORMAT,
     "store: ranges of a source": ranges._FORMAT,
     "store: job on the board": entries._JOB_FORMAT,
     "vertex": directory._FORMAT,
@@ -68,7 +68,7 @@ PARTS: dict[str, list[Any]] = {
     "store: rows and sealed batches": [
         rows.StoredAttempt,
         failed.KeptName,
-        batches.StoredEmit,
+        streams.StoredEmit,
         ranges.StoredPartition,
     ],
     "store: replies": list(dedupe._KINDS),

@@ -28,7 +28,7 @@ from ftlayer.state.lmdb import copies as lmdb_copy
 from ftlayer.state.lmdb import stores as lmdb
 from ftlayer.state.lmdb import stores as sweep
 from ftlayer.state.opening import LayeredBackend, open_backend
-from ftlayer.state.snapshots import changelog, entries, lineage
+from ftlayer.state.snapshots import changelog, entries
 from ftlayer.state.snapshots import entries as view
 from ftlayer.state.tables import layers as memory
 from ftlayer.state.tables.layers import KeyGroups
@@ -108,7 +108,7 @@ def _small_limits() -> Iterator[None]:
         patch.setattr(memory, "KEPT_BYTES", {"heap": 9_000, "lmdb": 18_000})
         patch.setattr(backend, "LOG_ENTRIES", 2)
         patch.setattr(changelog, "MAX_PIECES", 4)
-        patch.setattr(lineage, "MAX_PIECES", 4)
+        patch.setattr(changelog, "MAX_SNAPSHOT_PIECES", 4)
         patch.setattr(memory, "MAX_BYTES", 600)
         patch.setattr(lmdb, "SLICE", 1)
         patch.setattr(lmdb, "FIRST_MAP_BYTES", 32 << 10)

@@ -18,7 +18,7 @@ from ftlayer.common.rules.circuit import CircuitStatus
 from ftlayer.errors import ConfigError
 from ftlayer.vertex.calls.jobs import AnnouncedJob
 from ftlayer.vertex.calls.records import DeadGroup, StreamDetails
-from ftlayer.vertex.rules.owners import INGEST, owner_of
+from ftlayer.vertex.rules.streams import INGEST, owner_of
 
 
 @dataclass(frozen=True, slots=True)

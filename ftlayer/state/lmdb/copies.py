@@ -45,8 +45,6 @@ _REPLACED = b"\xc1"
 
 
 class StoredEntry(NamedTuple):
-    """An entry as it lies there, not unpacked."""
-
     table: int
     group: int
     key: bytes
@@ -54,7 +52,6 @@ class StoredEntry(NamedTuple):
 
 
 def stored_key(table: bytes, packed: bytes) -> bytes:
-    """Return the LMDB key; ``table`` is the packed number."""
     if len(packed) + len(table) <= MAX_KEY:
         return table + packed
     return table + _REPLACED + blake2b(packed, digest_size=32).digest()
@@ -112,8 +109,7 @@ BUCKETS = 64
 def copied(env: Any, directory: Path, pace: Callable[[], None]) -> Iterator[bytes]:
     """Return a copy of an environment, which must not be written meanwhile, in chunks.
 
-    It is the file as it is: to read that takes a fiftieth of the time that LMDB takes for a copy without free pages,
-    and no room on the disk. Such a copy is made where most of the file is free.
+    The file as it is takes a fiftieth of the time of one without free pages, which is made where most of it is free.
     """
     stat, info = env.stat(), env.info()
     pages = info["last_pgno"] + 1
@@ -163,7 +159,6 @@ def grouped_blocks(
 
 
 def _blocks(placed: Iterable[tuple[int, StoredEntry]]) -> Iterator[Block]:
-    """Put entries into blocks, those of one place together."""
     buckets: dict[int, _Bucket] = {}
     for place, entry in placed:
         bucket = buckets.setdefault(place, _Bucket())

@@ -75,10 +75,7 @@ def _sweep(base: Path) -> None:
             shutil.rmtree(directory)
 
 
-# The keys of a table's base in the order in which they lie in a store, found out bit by bit.
-#
-# A part of the keys is packed and sorted at a time; the sorted parts are merged while they are used, as an external
-# sort does (Knuth, The Art of Computer Programming 3, 5.4).
+# The keys of a table's base in a store's order, bit by bit: an external sort (Knuth, TAOCP 3, 5.4).
 
 
 MOST_KEYS = 64_000
@@ -148,8 +145,6 @@ class LmdbStores:
         self._closed = False
         self._lock = Lock()
 
-    # ------------------------------------------------------------ the environment
-
     def local_path(self) -> Path:
         if self._directory is None:
             try:
@@ -194,7 +189,6 @@ class LmdbStores:
             ) from error
 
     def is_empty(self) -> bool:
-        """Whether nothing was ever moved into a store."""
         return self._env is None or not self._env.stat()["entries"]
 
     def found(self, key: bytes) -> memoryview | None:
@@ -223,16 +217,11 @@ class LmdbStores:
                         break
                     yield key, value
 
-    # ------------------------------------------------------------ what a backend asks for
-
     def store(self, info: TableInfo, groups: KeyGroups) -> LmdbStateStore:
         return LmdbStateStore(self, info, groups)
 
     def move(self, tables: Sequence[Spilled]) -> int:
-        """Move a slice of the largest base, or sort a bit for that: a few milliseconds; returns its bytes in memory.
-
-        Called while neither bases nor stores are read.
-        """
+        """Move a slice of the largest base (return its bytes), or sort a bit for that, while nothing is read."""
         if self._sweep is None:
             self._sweep = Sweep(*max(tables, key=lambda each: len(each[2].base)), self.packed_key)
         sweep = self._sweep
@@ -387,6 +376,5 @@ class LmdbView:
     def copy(
         self, writer: PieceWriter, scope: Scope, checkpoint: int, pace: Callable[[], None]
     ) -> StatePiece:
-        """Write a copy of the environment, what memory knows better included."""
         piece, entries = self._stores.copy(writer, scope, pace)
         return StatePiece(FORMAT, piece, entries, checkpoint)

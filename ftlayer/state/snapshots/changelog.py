@@ -37,12 +37,132 @@ from ftlayer.state.snapshots.entries import (
     TimersView,
     newest_of,
 )
-from ftlayer.state.snapshots.lineage import Written
 from ftlayer.state.snapshots.serializer import Serializer
 from ftlayer.state.tables.declarations import LIST, MAP, VALUE
 from ftlayer.state.tables.layers import DELETED, KeyGroups, Layer
 
 logger = logging.getLogger(__name__)
+
+
+# Which pieces the next incremental snapshot can build on, and which layers it has to write itself.
+#
+# Freezes are numbered; a layer has the number of the freeze that made it. A snapshot of freeze n on top of a completed
+# checkpoint of freeze m refers to that one's pieces and writes one more, of the layers m < number <= n. What was
+# written for a checkpoint that did not complete is never built on: its layers are written again.
+#
+# When a checkpoint completes, pieces that only older ones refer to are removed. So while others are under way, of
+# which any may complete first, a snapshot builds on what all of them build on, and on nothing if one of them is full,
+# or writes pieces anew that others would go on to refer to.
+
+
+MAX_SNAPSHOT_PIECES = 50
+"""Pieces of a snapshot: each has to be found and opened when it is restored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The pieces that hold the state at a freeze; the first ``full`` of them are a full snapshot."""
+
+    freeze: int
+    pieces: tuple[StatePiece, ...]
+    full: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to write for a freeze: layers, newest first, behind ``base`` (None: all), with ``moved`` files anew."""
+
+    freeze: int
+    base: Written | None
+    layers: Mapping[int, tuple[Layer, ...]]
+    moved: frozenset[str] = frozenset()
+
+
+class PieceLineage:
+    """Belongs to the task's thread, save `wrote` and `distrust`."""
+
+    def __init__(self, max_space_amplification: float, max_kept: int) -> None:
+        """Bounds: bytes of all pieces ÷ of the full ones (0: none), and bytes of layers that are kept."""
+        self._amplification = max_space_amplification
+        self._max_kept = max_kept
+        self._layers: list[tuple[int, dict[int, Layer]]] = []
+        self._kept = 0
+        self._completed: tuple[int, Written] | None = None
+        self._under_way: dict[int, Written | None] = {}
+        self._written: dict[int, Written] = {}
+        self._wasteful: frozenset[str] = frozenset()
+        self._distrusted: Written | None = None
+
+    def pushed(self, freeze: int, layers: dict[int, Layer]) -> None:
+        if self._completed is None and not self._under_way:
+            # Nothing to build on is under way: the next snapshot is full anyway.
+            return
+        self._layers.append((freeze, layers))
+        self._kept += sum(layer.bytes for layer in layers.values())
+        if self._kept > self._max_kept:
+            self._forget()
+
+    def plan(self, freeze: int, checkpoint: int, *, full: bool = False) -> Plan:
+        """Return how the freeze is written for ``checkpoint``; ``full``: on top of nothing."""
+        base = None if full else self._base()
+        if base is None:
+            self._under_way[checkpoint] = None
+            return Plan(freeze, None, {})
+        moved = self._wasteful.intersection(part.piece.path for part in base.pieces)
+        self._under_way[checkpoint] = None if moved else base
+        newer = [tables for number, tables in reversed(self._layers) if base.freeze < number <= freeze]
+        tables = {table for layers in newer for table in layers}
+        layers = {t: tuple([layers[t] for layers in newer if t in layers]) for t in sorted(tables)}
+        return Plan(freeze, base, layers, moved)
+
+    def _base(self) -> Written | None:
+        if self._completed is None:
+            return None
+        bases = list(self._under_way.values()) or [self._completed[1]]
+        base = bases[0]
+        if base is None or any(other is not base for other in bases) or self._is_too_much(base):
+            return None
+        if base is self._distrusted:
+            return None
+        return base
+
+    def wrote(self, checkpoint: int, written: Written, wasteful: Iterable[str]) -> None:
+        """The snapshot was written; ``wasteful``: files that its pieces had better not lie in. In any thread."""
+        self._written[checkpoint] = written
+        self._wasteful = frozenset(wasteful)
+
+    def distrust(self, base: Written) -> None:
+        """Build on this never more: it cannot be read. In any thread."""
+        self._distrusted = base
+
+    def completed(self, checkpoint: int) -> None:
+        written = self._written.get(checkpoint)
+        is_known = checkpoint in self._under_way
+        for older in [number for number in {*self._under_way, *self._written} if number <= checkpoint]:
+            self.aborted(older)
+        if written is None or not is_known:
+            return
+        self._completed = (checkpoint, written) if written.pieces else None
+        needed = [base.freeze for base in self._under_way.values() if base is not None]
+        first = min([written.freeze, *needed])
+        while self._layers and self._layers[0][0] <= first:
+            self._kept -= sum(layer.bytes for layer in self._layers.pop(0)[1].values())
+
+    def aborted(self, checkpoint: int) -> None:
+        self._under_way.pop(checkpoint, None)
+        self._written.pop(checkpoint, None)
+
+    def _is_too_much(self, written: Written) -> bool:
+        lengths = [part.piece.length for part in written.pieces]
+        grown = self._amplification and sum(lengths) > self._amplification * sum(lengths[: written.full])
+        return bool(grown) or len(lengths) >= MAX_SNAPSHOT_PIECES
+
+    def _forget(self) -> None:
+        """Keep no layers; the next snapshots are full, until one of them completes."""
+        self._layers = []
+        self._kept = 0
+        self._completed = None
+        self._under_way = {}
 
 
 CHUNK = MIB
@@ -69,10 +189,7 @@ class Compaction:
         checkpoint: int,
         pace: Callable[[], None],
     ) -> list[StatePiece]:
-        """Return ``parts``, with those that lie in ``paths`` written once more. In their order; all are of this run.
-
-        Raises `CheckpointDamagedError` for one that is not what was written.
-        """
+        """Return ``parts``, those in ``paths`` written once more; `CheckpointDamagedError` for a wrong one."""
 
         def chunks(part: StatePiece) -> Iterator[bytes]:
             with self._storage.open(self._storage.location, part.piece) as file:
@@ -118,8 +235,7 @@ class Pace:
 def giving_way(work: Callable[[], _Result]) -> _Result:
     """Do work that hardly needs the interpreter in a thread that tasks go before, where the system has such threads.
 
-    The thread that holds the interpreter is not to give way: tasks would wait for it. The process does not wait for the
-    thread when it ends: a storage may never answer.
+    The thread that holds the interpreter does not give way, and the process does not wait for it at its end.
     """
     outcome: Future[_Result] = Future()
 
@@ -212,8 +328,6 @@ class StateWriter:
         """Write the timers, which are always complete: in one piece of a snapshot, referred to by no other."""
         return self._piece(self._timer_blocks(view))
 
-    # ------------------------------------------------------------ blocks
-
     def _portable_blocks(self, view: StateView) -> Iterator[Block]:
         yield from self._memory_blocks(view, deletions=False)
         if view.store is not None:
@@ -266,13 +380,11 @@ class FrozenState:
         operators: tuple[OperatorState, ...],
         release: Callable[[], None],
     ) -> None:
-        """``write`` is called by `write`, ``release`` once by `release`."""
         self._write = write
         self._operators = operators
         self._release = release
 
     def write(self, writer: PieceWriter, cancelled: Callable[[], bool]) -> BackendSnapshot:
-        """Write the snapshot. See the contract; the pieces are to be synced by the writer's owner."""
         pace = Pace(cancelled)
         pace()
         return BackendSnapshot(self._write(writer, pace), self._operators)
@@ -282,11 +394,9 @@ class FrozenState:
 
 
 def unexpired(info: TableInfo, parts: Iterable[Part], now_ms: int) -> Iterator[Part]:
-    """Return ``parts`` of a table without values with a time to live that is over at ``now_ms``, as a read then would.
+    """Return ``parts`` of a table without values whose time to live is over at ``now_ms``; the table itself keeps them.
 
-    The table itself stays as it is: a value that is over is removed when its key is used (`ftlayer.functions.handles`).
-    A key of which nothing is left counts as deleted, since an older value may lie below that is not over: it was
-    written with a longer time.
+    A key of which nothing is left counts as deleted: an older value below may have a longer time.
     """
     if not holds_stamped(info.name):
         yield from parts
@@ -344,10 +454,9 @@ class Changelog:
         *,
         empty: bool,
     ) -> None:
-        """Begin a log.
+        """Begin a log; ``interval_ms`` between materializations, ``empty``: there is no state yet.
 
-        ``interval_ms``: between two materializations. ``amplification``: bytes of all pieces ÷ bytes of the
-        materialized ones, at most. ``max_kept``: bytes of layers that may wait. ``empty``: there is no state yet.
+        ``amplification``: bytes of all pieces ÷ of the materialized ones, at most; ``max_kept``: bytes that may wait.
         """
         self._storage = storage
         self._compaction = compaction
@@ -373,10 +482,7 @@ class Changelog:
         """The state is what these pieces of this run hold, before it is changed for the first time."""
         self._materialized = Written(0, tuple(pieces))
 
-    # ------------------------------------------------------------ the log
-
     def pushed(self, freeze: int, layers: dict[int, Layer], tables: Tables) -> None:
-        """Layers were frozen, by table; they are written soon."""
         with self._changed:
             self._pending.append(_Pending(freeze, layers, tables))
             waiting = sum(layer.bytes for entry in self._pending for layer in entry.layers.values())
@@ -446,13 +552,8 @@ class Changelog:
                 del self._pending[: len(joined)]
                 self._pieces += [(joined[-1].freeze, piece) for piece in pieces]
 
-    # ------------------------------------------------------------ snapshots
-
     def plan(self, freeze: int) -> Callable[[Pace], list[StatePiece]] | None:
-        """Return what writes the rest and returns all pieces, in any thread; None: the state has to be written.
-
-        `done` has to follow.
-        """
+        """Return what writes the rest and returns all pieces, in any thread, before `done`; None: write the state."""
         with self._changed:
             self._plans += 1
             base, begun = self._materialized, self._begun
@@ -492,10 +593,7 @@ class Changelog:
         return moved
 
     def begin_anew(self) -> None:
-        """Build on nothing that is written: a checkpoint is full that others are to share nothing with.
-
-        What it is full without, no completed checkpoint may refer to soon, so that it is removed.
-        """
+        """Build on nothing that is written: a full checkpoint, and those behind it, share nothing with earlier ones."""
         with self._changed:
             self._begin_anew()
 
@@ -516,8 +614,6 @@ class Changelog:
                 if self._materialized is not None:
                     now = tuple([moved.get(part, part) for part in self._materialized.pieces])
                     self._materialized = replace(self._materialized, pieces=now)
-
-    # ------------------------------------------------------------ materialization
 
     def is_due(self, now_ms: int) -> bool:
         with self._changed:

@@ -68,10 +68,7 @@ class Migrations:
         return FIRST_VERSION if found is None else found.version
 
     def check_declared(self, operator: str, declarations: StateDeclarations) -> None:
-        """Raise `ConfigError` for a migration of a state that an operator, all of whose functions are open, has not.
-
-        Which ones it has, `open` says. Nothing is known of an operator that asks for none there.
-        """
+        """Raise `ConfigError` for a migration of a state that an operator, if it asks for any in `open`, has not."""
         declared = set(map(plain_name, declarations.declared))
         if not declared:
             return
@@ -109,10 +106,7 @@ class Migrations:
         return found.name != info.name or (info.kind != TIMERS and self._is_older(found))
 
     def migrated(self, info: TableInfo, keys: list[Key], values: list[Any]) -> list[Any]:
-        """Return values of a table, which has its present name, in their present version.
-
-        IncompatibleCheckpointError where the user's function raises.
-        """
+        """Return values in their present version; `IncompatibleCheckpointError` where the user's function raises."""
         if not self._is_older(info):
             return values
         migrate = self._by_name[info.operator, plain_name(info.name)].migrate
@@ -194,10 +188,7 @@ class TimersView:
 def newest_of(
     newest_first: Sequence[Iterable[tuple[Key, Any]]], base: dict[Key, Any] | None = None
 ) -> Iterator[Part]:
-    """Return entries bit by bit, of each key only the first one.
-
-    ``base`` comes behind the others, has each key once, and does not change meanwhile.
-    """
+    """Return entries bit by bit, of each key the first; ``base`` comes last, has each once, does not change."""
     seen: dict[Key, None] = {}
     last = len(newest_first) - 1 if base is None else len(newest_first)
     for place, pairs in enumerate(newest_first):
@@ -263,7 +254,6 @@ class EntriesWriter:
         yield from chunks
 
     def end(self) -> bytes:
-        """Return what comes behind the last block."""
         index: bytes = msgpack.packb(self._index)
         return index + _END.pack(len(index), _MARK)
 
@@ -343,10 +333,7 @@ def packed_value(packer: Serializer, info: TableInfo, key: Key, value: Any) -> b
 
 
 def read_blocks(file: BinaryIO, wanted: Callable[[int, int, int], bool], name: str) -> Iterator[Block]:
-    """Read those blocks of a piece for which ``wanted(table, first group, last group)``.
-
-    ``name`` says in errors what is read. Raises CheckpointDamagedError for what is no such piece.
-    """
+    """Read blocks for which ``wanted(table, first group, last group)``; `CheckpointDamagedError` calls it ``name``."""
     for table, first, last, offset, length in _read_index(file, name):
         if wanted(table, first, last):
             file.seek(offset)
@@ -388,10 +375,7 @@ def blocks_of_entries(storage: SlotStorage, location: str) -> BlocksOf:
 
 
 def claimed(snapshot: KeyedSnapshot, spec: BackendSpec, migrations: Migrations) -> dict[int, TableInfo]:
-    """Return the tables, by number, of operators that the subtask has, with their present names.
-
-    IncompatibleCheckpointError for those that cannot be read here.
-    """
+    """Return the subtask's tables, by number, under their present names, or raise `IncompatibleCheckpointError`."""
     tables = {
         info.number: migrations.present(info)
         for info in snapshot.tables

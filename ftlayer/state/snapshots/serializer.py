@@ -66,15 +66,9 @@ class Serializer:
         return packed
 
     def pack_some(self, values: list[Any], places: I64Array, most: int) -> tuple[bytes, int]:
-        """Pack values of a list into one msgpack array, until it has ``most`` bytes; raises as `pack`.
+        """Pack values of a list at ``places`` (int64[n]), in order, until they have ``most`` bytes; raises as `pack`.
 
-        Args:
-            values: of which some are packed.
-            places: int64[n], where they are, in order.
-            most: where it has so many bytes, no other value is added.
-
-        Returns:
-            The array's bytes, and how many of ``places`` it has: at least one, if there is one.
+        Returns the msgpack array, and how many of ``places`` it has: at least one, if there is one.
         """
         return native.pack_values(values, places, most, self.pack_any)
 

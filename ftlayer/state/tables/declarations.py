@@ -24,10 +24,7 @@ from ftlayer.state.tables.layers import NOTHING, LayeredTable
 logger = logging.getLogger(__name__)
 
 
-# Timers by time: the keys that share a time lie in one bucket, and a heap orders the buckets' times.
-#
-# Windows give all their keys the same few times, so the heap stays small; and a timer taken back is out of its
-# bucket at once, wherever its time lies in the heap.
+# Timers by time: a bucket of keys for each time, and a heap of times, few as windows have. A timer goes at once.
 
 
 SPARE_TIMES = 64
@@ -42,10 +39,7 @@ class TimerService:
         self.processing = _Queue()
 
     def freeze(self) -> tuple[Buckets, Buckets]:
-        """Return the timers of event and of processing time as they are now, not to be changed.
-
-        Takes time by the number of different times; a bucket is copied when it is changed. Until `thaw`.
-        """
+        """Return the timers of event and processing time, by their times; a changed bucket is copied until `thaw`."""
         return self.event.freeze(), self.processing.freeze()
 
     def thaw(self) -> None:
@@ -122,10 +116,7 @@ class _Queue:
 
 
 class StateDeclarations:
-    """The names of one operator's states in one subtask: those restored, and those asked for.
-
-    The states of a program that asks for the same ones at each `open` are never `gone` from its own checkpoints.
-    """
+    """The names of one operator's states in one subtask: those restored, and those asked for."""
 
     def __init__(self) -> None:
         self._restored: dict[str, bool] = {}
@@ -150,7 +141,6 @@ class StateDeclarations:
 
     @property
     def declared(self) -> frozenset[str]:
-        """The states that functions have asked for until `opened`."""
         return frozenset(self._declared)
 
     @property
@@ -200,12 +190,7 @@ _NO_ITEMS: Mapping[Any, Any] = MappingProxyType({})
 
 
 class OperatorTables:
-    """The tables of one operator, by name.
-
-    Attributes:
-        declarations: which of them the program asks for.
-        caches: what has some of its state in a form of its own.
-    """
+    """The tables of one operator, by name; ``caches`` have some of its state in a form of their own."""
 
     def __init__(self, uid: str, create: Callable[[str, str], LayeredTable]) -> None:
         self._uid = uid
@@ -336,7 +321,6 @@ class LayeredList:
         return 0 if found is NOTHING else len(found)
 
     def get(self, key: Key) -> list[Any]:
-        """Return a list of the values, the caller's own."""
         found = self._table.read(key)
         if found is NOTHING:
             return []
@@ -346,7 +330,6 @@ class LayeredList:
         return list(found)
 
     def extend(self, key: Key, values: Iterable[Any]) -> None:
-        """Add values; all of them, or, if iterating over them raises, none."""
         more = list(values)
         if not more:
             return

@@ -57,10 +57,7 @@ def footprint(keys: Collection[Any], values: Iterable[Any]) -> int:
 
 
 def measured(objects: list[Any], depth: int, seen: set[int]) -> int:
-    """Return the bytes of any objects, what they consist of included, up to ``depth``.
-
-    ``seen``: the objects of users' classes that were counted, which may refer to one another.
-    """
+    """Return the bytes of objects and their parts, up to ``depth``; ``seen``: users' objects that were counted."""
     if not objects or not depth:
         return 0
     kinds = set(map(type, objects))
@@ -112,7 +109,6 @@ class KeyGroups:
     """The key groups of one operator's keys, of ``max_parallelism``."""
 
     def __init__(self, uid: str, keys: pa.Schema, max_parallelism: int) -> None:
-        """``keys``: the key columns' types, in order."""
         self._uid = uid
         self._types = [field.type for field in keys]
         self.max_parallelism = max_parallelism
@@ -173,12 +169,7 @@ DELETED: Any = _Absent()
 
 
 class Sharing:
-    """Who else reads what lies below the fronts of a backend's tables.
-
-    Attributes:
-        readers: how many snapshots and changelogs still read values.
-        base_readers: how many of them read bases and stores.
-    """
+    """How many ``readers`` of values there are below the fronts of a backend, and of them ``base_readers``."""
 
     __slots__ = ("base_readers", "readers")
 
@@ -293,8 +284,6 @@ class LayeredTable(_Raw):
         self._clean: dict[Key, Any] = {}
         self._lent: set[Key] = set()
 
-    # ------------------------------------------------------------ one key
-
     def __missing__(self, key: Key) -> Any:
         value = self._below(key)
         if value is NOTHING:
@@ -401,8 +390,6 @@ class LayeredTable(_Raw):
                 f"({described(error)}), so no snapshot of it can be taken"
             ) from error
 
-    # ------------------------------------------------------------ all keys
-
     def __iter__(self) -> Iterator[Key]:
         keys = dict.fromkeys(dict.keys(self))
         gone = set(self._deleted)
@@ -452,8 +439,6 @@ class LayeredTable(_Raw):
     items = MutableMapping.items  # type: ignore[assignment]
     values = MutableMapping.values  # type: ignore[assignment]
     setdefault = MutableMapping.setdefault
-
-    # ------------------------------------------------------------ layers, for the backend
 
     def touched(self) -> int:
         return dict.__len__(self) + len(self._deleted)
@@ -540,14 +525,9 @@ def max_kept(config: CheckpointConfig) -> int:
 
 
 class StateMemory:
-    """The bytes in memory of one backend, and what is to become of them.
-
-    Attributes:
-        front, layers, bases: bytes there; of bases, as many at most.
-    """
+    """The bytes in memory of one backend, in fronts, layers and bases, and what is to become of them."""
 
     def __init__(self, most: int) -> None:
-        """``most``: what bases may keep."""
         self._most = most
         self._exact = True
         self._has_grown = False
@@ -571,17 +551,12 @@ class StateMemory:
         self._exact, self._has_grown = False, True
 
     def moved(self, size: int) -> None:
-        """So much of the bases was moved to disk."""
         self.bases = max(0, self.bases - size)
         # A value that has grown in place counts more now than it did when it came.
         self._exact = False
 
     def excess(self, measure: Callable[[], int]) -> int:
-        """Return how many bytes of bases are to be moved to disk; ``measure`` returns what really lies there.
-
-        It reads all bases, so it is called when they have grown and seem to be over, and when they seem to be down;
-        not for each slice that is moved in between.
-        """
+        """Return how many bytes of bases go to disk; ``measure``, which reads all, is asked where it matters."""
         seems_down = self._moving and self.bases <= self._most
         if (self._has_grown and self._is_over()) or (not self._exact and seems_down):
             self.bases, self._exact, self._has_grown = measure(), True, False
@@ -599,9 +574,6 @@ class FrontGauge:
     """Measures the front of one table: what is new at once; all of it when as many records came as it has entries.
 
     In between a few entries tell whether values grow in place: if so it is measured then.
-
-    Attributes:
-        bytes: what it holds, as far as it is known.
     """
 
     def __init__(self, table: LayeredTable) -> None:

@@ -6,12 +6,13 @@ their age, and `BucketRotation` says when a bucket's turn to expire has come.
 
 from .exact import ExactTracker as ExactTracker
 from .rotating_map import NEVER as NEVER
+from .rotating_map import IdLists as IdLists
+from .rotating_map import Roots as Roots
 from .rotating_map import RotatingHashMap as RotatingHashMap
+from .rotating_map import fold_ids as fold_ids
 from .rotation import BucketRotation as BucketRotation
 from .rotation import BucketRotations as BucketRotations
 from .table import AckerTable as AckerTable
 from .table import warm_up as warm_up
-from .tracker import IdLists as IdLists
-from .tracker import Roots as Roots
-from .tracker import Tracker as Tracker
-from .tracker import fold_ids as fold_ids
+
+Tracker = AckerTable | ExactTracker

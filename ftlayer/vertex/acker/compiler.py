@@ -24,10 +24,7 @@ def _warn_about_the_cache(reason: str) -> None:
 
 
 class _KernelCache(FunctionCache):
-    """Numba's, of use and no hindrance: what cannot be read or written there is compiled.
-
-    What another user can have put there would be run by this one: it is not loaded.
-    """
+    """Numba's; what cannot be read or written there, or what another user may have put there, is compiled."""
 
     def load_overload(self, signature: Any, target: Any) -> Any:
         return self._tried(partial(super().load_overload, signature, target), self.flush)

@@ -10,9 +10,19 @@ import numpy as np
 
 from ftlayer.errors import ConfigError
 from ftlayer.records.ids import Explanation, OwedId, RootRange
-from ftlayer.vertex.acker.rotating_map import NEVER, U64, Mask, as_stamp, as_u64, no_zeros
 
-from .tracker import IdLists, Located, Roots, fold_ids
+from .rotating_map import (
+    NEVER,
+    U64,
+    IdLists,
+    Located,
+    Mask,
+    Roots,
+    as_stamp,
+    as_u64,
+    fold_ids,
+    no_zeros,
+)
 
 
 @dataclass
@@ -29,7 +39,7 @@ class _Entry:
 
 
 class ExactTracker:
-    """Pending roots with the set of ids each waits for: a `Tracker` some hundred times slower.
+    """Pending roots with the set of ids each waits for: as `AckerTable`, and some hundred times slower.
 
     With ``ids`` in every event of a root, the root completes when each id was seen twice. A root that got
     an event without ``ids`` is judged by its XOR alone, as the table does it.
@@ -176,12 +186,10 @@ class ExactTracker:
 
     @property
     def unknown_xors(self) -> int:
-        """Events that were ignored since the start."""
         return self._unknown_xors
 
     @property
     def duplicate_registrations(self) -> int:
-        """Registrations that were ignored since the start."""
         return self._duplicate_registrations
 
     def _is_pending(self, root: int) -> bool:

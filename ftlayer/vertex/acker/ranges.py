@@ -99,7 +99,6 @@ class RangeTable:
         return lookup
 
     def restamp(self, keys: U64, stamp: np.uint16) -> Mask:
-        """Give the roots that are there another stamp; return which were."""
         found = np.empty(keys.size, np.bool_)
         kernels.restamp(self._directory, self._used, keys, stamp, found)
         return found

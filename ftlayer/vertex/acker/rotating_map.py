@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import mmap
 import resource
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,7 +87,6 @@ def as_u64(values: npt.ArrayLike, what: str, length: int | None = None) -> U64:
 
 
 def no_zeros(keys: U64, what: str) -> U64:
-    """Return ``keys``; `ConfigError` if one of them is 0, which is never an id."""
     if np.count_nonzero(keys) != keys.size:
         position = int(np.flatnonzero(keys == 0)[0])
         raise ConfigError(f"{what}: item {position} is 0, and 0 is never an id")
@@ -97,6 +98,58 @@ def as_stamp(bucket: int) -> np.uint16:
     if not 0 <= bucket <= MAX_STAMP:
         raise ConfigError(f"bucket {bucket}: expected 0 (never expires) to {MAX_STAMP}")
     return np.uint16(bucket)
+
+
+class Roots(NamedTuple):
+    """Roots and the location each was registered with, uint64[n] both."""
+
+    roots: U64
+    locations: U64
+
+
+class Located(NamedTuple):
+    """For each root asked for: whether it was pending, bool[n], and its location, uint64[n] (0 if not)."""
+
+    pending: Mask
+    locations: U64
+
+
+@dataclass(frozen=True)
+class IdLists:
+    """The ids behind folded values, for a tracker that keeps them: one list for each event.
+
+    ``ids`` is uint64[m]; list ``i`` is ``ids[offsets[i]:offsets[i + 1]]``, with ``offsets`` int64[n + 1]
+    (Arrow's layout of lists). ``owners``, if given, names for each id the operator that is to acknowledge
+    it; an empty name says that this event acknowledges the id itself.
+    """
+
+    ids: U64
+    offsets: npt.NDArray[np.int64]
+    owners: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        as_u64(self.ids, "ids")
+        offsets = self.offsets
+        if (
+            offsets.size == 0
+            or offsets[0] != 0
+            or offsets[-1] != self.ids.size
+            or (np.diff(offsets) < 0).any()
+        ):
+            raise ConfigError(
+                f"offsets: expected int64[n + 1] rising from 0 to {self.ids.size}, got {offsets}"
+            )
+        if self.owners is not None and len(self.owners) != self.ids.size:
+            raise ConfigError(
+                f"owners: expected {self.ids.size} names, one for each id, got {len(self.owners)}"
+            )
+
+
+def fold_ids(lists: IdLists) -> U64:
+    """Return the XOR of each list, uint64[n] (0 for an empty one): what a tracker takes as values."""
+    running = np.concatenate([np.zeros(1, np.uint64), np.bitwise_xor.accumulate(lists.ids)])
+    folded: U64 = running[lists.offsets[1:]] ^ running[lists.offsets[:-1]]
+    return folded
 
 
 class Arena:
@@ -211,7 +264,6 @@ class RotatingHashMap:
         return entries
 
     def entries(self) -> Entries:
-        """Return a copy of all entries, in no particular order."""
         entries = empty_entries(len(self))
         kernels.collect_all(self._table, *entries)
         return entries
@@ -229,10 +281,7 @@ class RotatingHashMap:
             self._resize(segment, level)
 
     def _prepare_for_more(self) -> None:
-        """Note the peaks, and grow the segment that is closest to its limit ahead of its time.
-
-        One in each call, so that hardly ever several of them have to grow within the same small batch.
-        """
+        """Note the peaks; grow the one segment closest to its limit, so that several hardly have to in one batch."""
         np.maximum(self._peaks, self._counts, out=self._peaks)
         fullness = self._counts / self._limits
         fullest = int(fullness.argmax())
@@ -297,8 +346,6 @@ class RotatingHashMap:
 
 
 class _Scratch:
-    """Room for the lines of one segment while it is resized."""
-
     def __init__(self, lines: int) -> None:
         self.lines = lines
         self.arrays = (

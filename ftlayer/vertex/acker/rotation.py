@@ -52,7 +52,6 @@ class BucketRotation:
         self._free = deque(range(first_bucket, first_bucket + buckets))
 
     def bucket_at(self, now_ms: int) -> int:
-        """Return the bucket for entries that are put or touched now."""
         interval = self._interval(now_ms)
         if self._open and (self._open[-1].interval == interval or not self._free):
             # Without a free number (`advance` was not called for long) the newest bucket lives longer instead.
@@ -62,10 +61,7 @@ class BucketRotation:
         return self._open[-1].number
 
     def advance(self, now_ms: int) -> list[int]:
-        """Return the buckets that have expired by now, oldest first (several after a jump of the clock).
-
-        Take their entries out of the table before the next `bucket_at`, which may hand the numbers out again.
-        """
+        """Return the expired buckets, oldest first; take their entries out before the next `bucket_at` reuses them."""
         interval = self._interval(now_ms)
         expired = []
         while self._open and self._open[0].interval + self.buckets <= interval:
@@ -95,7 +91,6 @@ class BucketRotations:
         return len(self._rotations)
 
     def bucket(self, timeout_ms: int, mono_ms: int) -> int:
-        """Return the bucket of what is put or touched now and expires after ``timeout_ms``."""
         rotation = self._rotations.get(timeout_ms)
         if rotation is None:
             rotation = self._rotations[timeout_ms] = self._new(timeout_ms)

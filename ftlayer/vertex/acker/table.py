@@ -6,19 +6,21 @@ import numpy as np
 import numpy.typing as npt
 
 from ftlayer.records.ids import RootRange
-from ftlayer.vertex.acker.ranges import RangeTable
-from ftlayer.vertex.acker.rotating_map import (
+
+from .ranges import RangeTable
+from .rotating_map import (
     NEVER,
     U64,
+    IdLists,
+    Located,
     Lookup,
     Mask,
+    Roots,
     RotatingHashMap,
     as_stamp,
     as_u64,
     no_zeros,
 )
-
-from .tracker import IdLists, Located, Roots
 
 LEAST_RANGE = 1024
 """So many roots are worth a range: a directory of many small ones would take long to search, and to insert into."""
@@ -27,7 +29,13 @@ _NOTHING = np.empty(0, np.uint64)
 
 
 class AckerTable:
-    """Pending roots in a hash table, and those of larger ranges beside it: the `Tracker` that the vertex runs on.
+    """Pending roots, each with the XOR of the ids emitted and not yet acknowledged: in a hash table, ranges beside it.
+
+    Batches are uint64[n] arrays; events count in the order of the batch, and a root may occur in it any number of
+    times. A root completes when it is registered and its value is 0: once, after which it is unknown. ``bucket`` is a
+    number from a `BucketRotation` (default: never expires). ``ids`` are the lists that ``values`` were folded from, for
+    the tracker that keeps them, `ExactTracker`. Not thread-safe. Raises `ConfigError` for arrays of another dtype,
+    shape or length, and for a root 0 in `register`.
 
     A root in the hash table costs 47 bytes on average (26 for a place, of which 52 to 61 % are in use), expiry
     included; more in a table of less than some 50,000 roots. One of a range costs 10 (`RangeTable`), until most of the
@@ -40,7 +48,6 @@ class AckerTable:
     """
 
     def __init__(self, least_range: int = LEAST_RANGE) -> None:
-        """``least_range``: a range of fewer roots goes into the hash table."""
         self._least_range = least_range
         self._table = RotatingHashMap()
         self._ranges = RangeTable()
@@ -59,6 +66,11 @@ class AckerTable:
         bucket: int = NEVER,
         ids: IdLists | None = None,
     ) -> Roots:
+        """Enter roots with the XOR of all ids emitted for them; return those complete at once.
+
+        A location is a number of the caller's, handed back when the root leaves (default 0). What was held for the root
+        counts. A root that is registered already stays as it is, and is counted in `duplicate_registrations`.
+        """
         roots = no_zeros(as_u64(roots, "roots"), "roots")
         values = as_u64(values, "values", roots.size)
         if locations is None:
@@ -85,6 +97,7 @@ class AckerTable:
         bucket: int = NEVER,
         ids: IdLists | None = None,
     ) -> Roots:
+        """Do the same for consecutive roots and locations; ``values`` None: the value of each is its own id."""
         each = roots.ids()
         values = each.copy() if values is None else as_u64(values, "values", len(roots)).copy()
         if not self._fits(roots, each):
@@ -112,6 +125,11 @@ class AckerTable:
         bucket: int = NEVER,
         ids: IdLists | None = None,
     ) -> Roots:
+        """XOR values into pending roots; return those that completed.
+
+        An event of an unknown root is ignored and counted in `unknown_xors`; with ``hold_unregistered`` it is held for
+        the root's registration (as an *orphan*, stamped with ``bucket``), save for a root that completed in the batch.
+        """
         roots = as_u64(roots, "roots")
         values = as_u64(values, "values", roots.size)
         stamp = as_stamp(bucket)
@@ -129,7 +147,6 @@ class AckerTable:
     def _xor_with_ranges(
         self, roots: U64, values: U64, stamp: np.uint16, *, hold_unregistered: bool
     ) -> Roots:
-        """Do `xor`: roots of ranges first, then what is in none."""
         taken, missed = self._ranges.fold_and_take(roots, values, self._zeros, self._words, self._missing)
         complete = Roots(self._zeros[:taken].copy(), self._words[:taken].copy())
         if not missed:
@@ -148,6 +165,7 @@ class AckerTable:
         return complete
 
     def forget(self, roots: U64) -> Located:
+        """Drop pending roots, complete or not; their later events are unknown."""
         roots = as_u64(roots, "roots")
         lookup = self._table.remove(roots)
         self._table.shrink_one()
@@ -165,7 +183,7 @@ class AckerTable:
         return found
 
     def expire(self, buckets: Sequence[int], *, keep_as: int | None = None) -> Roots:
-        """Take the pending roots of ``buckets``; see `Tracker.expire`.
+        """Return the pending roots in these buckets; drop them, or move them to bucket ``keep_as``.
 
         Reads two bytes for each place of the tables and bucket, some milliseconds for 10 M roots.
         """
@@ -186,6 +204,7 @@ class AckerTable:
         )
 
     def drop_orphans(self, buckets: Sequence[int]) -> int:
+        """Drop the orphans in these buckets (numbers apart from those of roots); return how many."""
         if self._orphans is None:
             return 0
         dropped = 0
@@ -222,12 +241,10 @@ class AckerTable:
 
     @property
     def unknown_xors(self) -> int:
-        """Events that were ignored since the start."""
         return self._unknown_xors
 
     @property
     def duplicate_registrations(self) -> int:
-        """Registrations that were ignored since the start."""
         return self._duplicate_registrations
 
     @property
@@ -285,10 +302,7 @@ def _expirable(buckets: Sequence[int]) -> list[np.uint16]:
 
 
 def warm_up() -> None:
-    """Compile (or load from the disk cache) every kernel, so that no call of a running vertex has to.
-
-    Takes some seconds the first time on a machine, and tens of milliseconds after that.
-    """
+    """Compile every kernel (some seconds), or load it (some 10 ms), so that no call of a running vertex has to."""
     table = AckerTable()
     ids = np.arange(1, 3, dtype=np.uint64)
     for _ in range(2):

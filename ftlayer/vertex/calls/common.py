@@ -61,10 +61,7 @@ MAX_FILE_BYTES = MAX_RUN_BYTES + 20
 
 
 class Route(Enum):
-    """Which shard a call goes to: that of the stream, the query or the job that this field names.
-
-    Where a call may leave the field empty, or has none, all shards are asked.
-    """
+    """Which shard a call goes to: that of the stream, query or job that this field names; without one, all."""
 
     STREAM = "stream"
     QUERY = "query"
@@ -78,10 +75,7 @@ REPLIES: dict[str, type[Reply]] = {}
 
 
 class Call:
-    """A call; its class is one if it says its ``route``, and a base of some if it does not.
-
-    ``enveloped``: it travels in an `Envelope`. ``asks_all``: its field may be empty, see `Route`.
-    """
+    """A call, or a base of some without a ``route``; ``asks_all``: its field may be empty."""
 
     __slots__ = ()
     route: ClassVar[Route]
@@ -96,8 +90,7 @@ class Call:
     def check(self) -> None:
         """Raise `MalformedRequestError` naming the field, if the call cannot be meant, whatever its types.
 
-        Here calls enter the vertex's process, which must not trust those who send them, and here alone they are
-        checked. Whether a well-formed call makes sense *now*, and on this shard, is for the rules to say.
+        The vertex trusts no sender, and checks calls here alone. Whether they make sense *now* is for the rules to say.
         """
         field = self.route.value
         if field and (getattr(self, field) or not self.asks_all):
@@ -255,7 +248,6 @@ def check_name(name: str, where: str, most: int = MAX_NAME_BYTES) -> None:
 
 
 def check_least(value: int, least: int, where: str) -> None:
-    """Raise `MalformedRequestError` unless ``value`` is ``least`` or more, and a signed 64-bit number."""
     if not least <= value < 1 << 63:
         raise MalformedRequestError(f"{where}: expected {least} to 2^63-1, got {value}")
 
@@ -266,7 +258,6 @@ def check_limit(value: int, most: int, where: str) -> None:
 
 
 def check_most(items: Sized, most: int, where: str, what: str = "") -> None:
-    """Raise `MalformedRequestError` for more than ``most`` items, or what they are."""
     if len(items) > most:
         raise MalformedRequestError(f"{where}: expected {most} {what}at most, got {len(items)}")
 
@@ -277,7 +268,6 @@ def check_id(value: int, where: str) -> None:
 
 
 def check_rows(rows: int, where: str) -> None:
-    """Raise `MalformedRequestError` for more rows than a call may have."""
     if rows > MAX_ROWS:
         raise MalformedRequestError(f"{where}: {rows} rows in one call; send {MAX_ROWS} at most")
 
@@ -288,7 +278,6 @@ def check_one_row(payload: pa.RecordBatch, where: str) -> None:
 
 
 def check_ids(ids: RowRoots, where: str) -> None:
-    """Raise `MalformedRequestError` for an id of 0."""
     # Twice as fast as `all`, and four times for a few ids.
     if not isinstance(ids, RootRange) and np.count_nonzero(ids) != ids.size:
         index = int(np.flatnonzero(ids == 0)[0])
@@ -296,7 +285,6 @@ def check_ids(ids: RowRoots, where: str) -> None:
 
 
 def check_lengths(call: str, rows: int, **columns: Sized) -> None:
-    """Raise `MalformedRequestError` unless all columns have ``rows`` rows."""
     for name, column in columns.items():
         if len(column) != rows:
             raise MalformedRequestError(
@@ -305,7 +293,6 @@ def check_lengths(call: str, rows: int, **columns: Sized) -> None:
 
 
 def check_key_hashes(key_hashes: I32 | None, rows: int, where: str) -> None:
-    """Raise `MalformedRequestError` unless there are numbers for ``rows`` rows, or none at all."""
     if key_hashes is None:
         return
     if len(key_hashes) != rows:
@@ -452,10 +439,7 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class RecordBatches(Reply):
-    """Reply with records; several batches where schemas differ, and none where there is nothing.
-
-    ``held``: there may be more, which a circuit breaker holds.
-    """
+    """Records, in several batches where schemas differ; ``held``: a circuit breaker may hold more."""
 
     batches: tuple[Records, ...]
     held: bool = False
@@ -503,7 +487,6 @@ def check_event_ids(ids: EventIds | None, values: U64, where: str) -> None:
 
 
 def check_values(roots: RowRoots, values: U64 | None, ids: EventIds | None, where: str) -> None:
-    """Raise `MalformedRequestError` for values or ids that do not fit their roots."""
     if values is not None:
         check_lengths(where, len(roots), values=values)
         check_event_ids(ids, values, f"{where}.ids")

@@ -1,6 +1,6 @@
 """Calls about jobs: drivers announce what they run, tools list it and give orders.
 
-A *job* is a topology or a wrapped query; its *owner* is what its streams begin with (`ftlayer.vertex.rules.owners`).
+A *job* is a topology or a wrapped query; its *owner* is what its streams begin with (`ftlayer.vertex.rules.streams`).
 Its driver announces it about once a second, and gets with the answer what tools have asked of it: no tool connects to a
 driver. Times are Unix ms, durations ms, shares 0 to 1.
 """
@@ -54,10 +54,7 @@ class PlanNode:
 
 @dataclass(frozen=True, slots=True)
 class PlanEdge:
-    """Records on their way from one chain to another.
-
-    ``tag`` names a side output, ``feedback`` says that it leads back to the head of an iteration.
-    """
+    """Records from one chain to another; ``tag``: a side output; ``feedback``: back to an iteration's head."""
 
     source: str
     target: str
@@ -68,8 +65,6 @@ class PlanEdge:
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """The graph of a job: what it is made of, and not how it fares."""
-
     nodes: tuple[PlanNode, ...]
     edges: tuple[PlanEdge, ...]
 
@@ -79,11 +74,10 @@ class SlotDetails:
     """One slot of a topology. ``host``, ``pid`` and ``instance`` are "" and 0 while no process runs it.
 
     Attributes:
-        heartbeat_age_ms: the time since it was heard, -1 before it was.
+        heartbeat_age_ms: -1 before the first.
         busy: the chain whose function runs now, and has for ``busy_ms``.
         function: the user's function, with file, line and the record that it works on, if that is long.
         restarts: processes (in barrier mode also instances within one) that took the place of one that ran.
-        failure: why the last one was lost.
     """
 
     slot: int
@@ -135,11 +129,7 @@ class EdgeDetails:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Something that happened to a job: ``kind`` is ``"state"``, ``"loss"``, ``"restart"``, ``"restore"`` or
-    ``"checkpoint"``.
-
-    ``slot`` is -1 where it is none's.
-    """
+    """Something that happened to a job: a ``"state"``, ``"loss"``, ``"restart"``, ``"restore"`` or ``"checkpoint"``."""
 
     at_ms: int
     kind: str
@@ -149,16 +139,14 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskCheckpointDetails:
-    """One subtask's part of a checkpoint.
+    """One subtask's part of a checkpoint; ``unaligned``: ahead of records, which are in it.
 
     Attributes:
-        start_delay_ms: from the trigger to the first barrier.
-        alignment_ms: from the first barrier to the last.
+        start_delay_ms: from the trigger to the first barrier; ``alignment_ms``: to the last.
         sync_ms, async_ms: what the two parts of the snapshot took.
         written_bytes: new bytes in the storage.
         state_bytes: all that the checkpoint refers to.
         in_flight_bytes: records that the barrier has overtaken.
-        unaligned: it was taken ahead of records, which are in it.
     """
 
     uid: str
@@ -175,10 +163,7 @@ class SubtaskCheckpointDetails:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSums:
-    """Parts of a checkpoint together, ``acked`` of them: sums of bytes, and the longest time of any.
-
-    The words are those of `SubtaskCheckpointDetails`; ``unaligned``: whether any of them is.
-    """
+    """Sums of bytes of ``acked`` parts of a checkpoint, the longest time of any, and whether any is ``unaligned``."""
 
     acked: int
     start_delay_ms: int
@@ -210,16 +195,13 @@ class CheckpointDetails:
     """One checkpoint or savepoint.
 
     Attributes:
-        number: id.
         kind: ``"checkpoint"`` or ``"savepoint"``.
         state: ``"in-progress"``, ``"completed"`` or ``"failed"``.
         final: whether the job was to end with it.
         ended_ms: completed, sinks committed, or given up; 0 while it is under way.
         duration_ms: up to ``ended_ms``, or to now.
         expected: how many parts there have to be.
-        subtasks: the parts that are there, by chain and subtask.
         location: where a completed one lies; "" in the driver's memory.
-        failure: why it failed, else "".
     """
 
     number: int
@@ -311,8 +293,7 @@ class BatchDetails:
 class HistogramDetails:
     """Observations, in seconds, since the run began: how many are at most each bound, the last count those above all.
 
-    ``counts`` are not cumulative and one longer than ``bounds``; ``exemplars`` are as long, None where there is none,
-    or ().
+    ``counts`` are not cumulative; ``exemplars``, None where there is none, are as long, or ().
     """
 
     bounds: tuple[float, ...]
@@ -321,7 +302,6 @@ class HistogramDetails:
     exemplars: tuple[Exemplar | None, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for fields that do not fit each other."""
         buckets = len(self.bounds) + 1
         if len(self.counts) != buckets or len(self.exemplars) not in (0, buckets):
             raise ConfigError(
@@ -426,11 +406,7 @@ class JobDetails:
 
 
 class OrderAction(StrEnum):
-    """What a driver can be asked to do.
-
-    ``stop`` is ``stop_with_savepoint`` in barrier mode, ``stop`` of a query, and refused in acker mode. ``stack`` asks
-    what a slot's thread is at.
-    """
+    """What a driver can be asked to do: ``stop`` (with a savepoint; not in acker mode), a ``stack``."""
 
     SAVEPOINT = "savepoint"
     STOP = "stop"
@@ -451,7 +427,6 @@ class OrderState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing comes after it."""
         return self not in (OrderState.WAITING, OrderState.TAKEN)
 
 
@@ -490,8 +465,6 @@ class OrderAnswer:
 
 @dataclass(frozen=True, slots=True)
 class OrderRecord(Reply):
-    """An order with what has become of it."""
-
     order: JobOrder
     answer: OrderAnswer
 
@@ -503,8 +476,7 @@ class OrderRecord(Reply):
 class AnnounceJob(MutatingCall, AnsweredBy["Announced"], route=Route.OWNER):
     """Say how a job fares and what has become of its orders, and take new ones. Saying it again does no harm.
 
-    Refused with `StaleOwnerError` for a topology that another run has claimed, and for a query that another run has
-    opened.
+    `StaleOwnerError` for a topology, or a query, that another run has taken over.
     """
 
     enveloped: ClassVar[bool] = False
@@ -585,10 +557,9 @@ class JobList(Reply):
 
 @dataclass(frozen=True, slots=True)
 class GetJob(ReadingCall, AnsweredBy["AnnouncedJob"], route=Route.OWNER):
-    """All that is known of a job, and of its checkpoints those under way and those that ended from a moment on.
+    """All that is known of a job, with the checkpoints under way and those that ended from a moment on.
 
-    `UnknownJobError` where nothing is known. A checkpoint that has ended never changes: a tool asks for
-    those since the last one that it has.
+    `UnknownJobError` where nothing is known. A checkpoint that has ended never changes.
     """
 
     owner: str
@@ -610,10 +581,7 @@ class GetHour(ReadingCall, AnsweredBy["Hour"], route=Route.OWNER):
 
 @dataclass(frozen=True, slots=True)
 class Hour(Reply):
-    """Reply to `GetHour`: series of points, one every ``step_ms``, the last at ``end_ms`` (Unix).
-
-    NaN where nothing was heard. All series have one length.
-    """
+    """Series of points, all as long, one every ``step_ms``, the last at ``end_ms`` (Unix); NaN: nothing was heard."""
 
     step_ms: int
     end_ms: int
@@ -650,10 +618,7 @@ class AskJob(MutatingCall, AnsweredBy["OrderRecord"], route=Route.OWNER):
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """A change that somebody made: ``who`` did ``what`` to ``which``, ``count`` of them, with what ``outcome``.
-
-    An order to a job has two: when it was asked, and when it came to its end. ``key`` names the entry.
-    """
+    """``who`` did ``what`` to ``which``, ``count`` of them, with what ``outcome``; an order has two."""
 
     at_ms: int
     who: str
@@ -666,10 +631,7 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class ListAudit(ReadingCall, AnsweredBy["AuditPage"], route=Route.ALL):
-    """Who has changed what? The latest first; ``after`` pages on. ``limit`` is 500 at most.
-
-    100,000 entries a shard are kept, 90 days.
-    """
+    """Who has changed what? The latest first; ``limit`` is 500 at most. A shard keeps 100,000 entries, 90 days."""
 
     after: bytes = b""
     limit: int = 100
@@ -686,8 +648,6 @@ class AuditPage(Reply):
     more: bytes
 
 
-# What the vertex checks of announcements and orders beyond their types.
-#
 # An announcement is kept, listed and drawn: its texts and lists are bounded, and its numbers are finite.
 
 

@@ -49,11 +49,7 @@ def check_state(state: str, where: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ListRecords(ReadingCall, AnsweredBy["RecordList"], route=Route.ALL):
-    """List records in a ``state``: "pending", "waiting", "delivery" or "dead". ``after`` pages on.
-
-    ``limit`` is `MAX_PAGE` at most; a page ends before it as one of `SelectRecords` does, so it may be empty and have
-    more behind it, though not one of dead letters.
-    """
+    """List records in a ``state`` (`LIST_STATES`). A page may be empty and have more behind it, but of dead letters."""
 
     state: str
     stream: str = ""  # or its owner; "" for all
@@ -71,14 +67,12 @@ class Attempt:
 
     Attributes:
         number: counted, in barrier mode, from where the record was requeued last.
-        at_ms: when it failed, Unix time.
         reason: the exception's class and message, up to 1,024 characters.
         operator: the uid of the function that raised it, as far as it is known.
-        place: which process that was, in words: the slot, or the Spark task, its host and pid; "" if not known. Behind
-            `READ_AS` there may be where it was in its source.
+        place: the process in words: the slot, or the Spark task, its host and pid; maybe `READ_AS`, and where in its
+            source.
         traceback: up to 4,096 characters; of the first attempt and the last three. Others say that it is not kept.
-        requeued_ms, requeued_by: when the record was given its attempts back behind it, and by whom; 0 and "" where it
-            was not, or that is not known.
+        requeued_ms, requeued_by: when the record was given its attempts back behind it, and by whom.
     """
 
     number: int
@@ -238,9 +232,7 @@ class Stats(ReadingCall, AnsweredBy["StatsReply"], route=Route.ALL):
 
 @dataclass(frozen=True, slots=True)
 class StatsReply(Reply):
-    """Counters since the start of this incarnation, and gauges (``used_share``, ``pending``, ``waiting``
-    …). ``circuits`` has by topology or query the circuit breakers by name.
-    """
+    """Counters since the start of this incarnation, gauges, and circuit breakers by topology or query, and name."""
 
     values: dict[str, float]
     circuits: dict[str, dict[str, CircuitStatus]] = field(default_factory=dict)
@@ -271,10 +263,7 @@ MAX_LETTERS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class KeptLetter:
-    """A record that a job has given up: one row, and its failed attempts, one or more, the oldest first.
-
-    ``letter`` names it. ``facts`` is what else the job wants back with it: the vertex does not look into that.
-    """
+    """A record that a job has given up, by name: one row, its failed attempts, oldest first, ``facts`` of the job's."""
 
     letter: bytes
     facts: bytes
@@ -291,11 +280,7 @@ class KeptLetter:
 
 @dataclass(frozen=True, slots=True)
 class KeepLetters(MutatingCall, AnsweredBy["LettersKept"], route=Route.STREAM):
-    """Put letters among the dead ones of a stream, unless this ``part`` of this ``file`` of its job was kept before.
-
-    The name of the file is remembered until `ForgetLetters`. Refused with `ProtocolError` by a store that takes no
-    records in.
-    """
+    """Put letters among the dead of a stream, each ``part`` of a ``file`` once; `ProtocolError` by a full store."""
 
     stream: str
     file: str
@@ -472,10 +457,7 @@ class SelectRecords(ReadingCall, AnsweredBy["RecordPage"], route=Route.ALL):
 
 @dataclass(frozen=True, slots=True)
 class RecordPage(Reply):
-    """Reply to `SelectRecords`: what was found among ``examined`` records; ``more`` goes on, b"" at the end.
-
-    A page may be empty and have more behind it. ``keys`` are those of ``records``, or all there is with ``keys_only``.
-    """
+    """What was found among ``examined`` records; ``more`` goes on, b"" at the end, be the page empty or not."""
 
     records: tuple[RecordInfo, ...]
     keys: tuple[bytes, ...]
@@ -512,11 +494,7 @@ class DeadGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupList(Reply):
-    """Reply to `DeadGroups`, the largest first; the smallest of more than 2,000 are ``left_out``.
-
-    ``indexed`` is the share of the dead that is counted already: below 1 for a while where the
-    index is made anew.
-    """
+    """The largest first, of more than 2,000; ``indexed`` is the share that is counted: below 1 for a while."""
 
     groups: tuple[DeadGroup, ...]
     indexed: float
@@ -535,10 +513,8 @@ class Edit:
 class EditAndRequeue(DurableCall, AnsweredBy["Changed"], route=Route.ALL):
     """Give dead letters other payloads, and their attempts back; they are due at once and keep their history.
 
-    ``by``: who does it. Refused with `MalformedRequestError`, naming the column, for another schema than the letter's,
-    or a null where it takes none; with `ProtocolError` by a store that takes no records in. Then nothing of it is done
-    (on each shard for itself). A topology sends an edited record where its new key belongs. Answered by `Changed`: how
-    many of the letters were there.
+    Refused with `MalformedRequestError`, naming the column, for another schema than the letter's, or a null where it
+    takes none; with `ProtocolError` by a store that takes no records in. Then nothing of it is done on that shard.
     """
 
     edits: tuple[Edit, ...]

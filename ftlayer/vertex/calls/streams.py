@@ -63,10 +63,7 @@ class SourcePosition:
 
 @dataclass(frozen=True, slots=True)
 class Persist(IntakeCall, AnsweredBy["Accepted"], route=Route.STREAM):
-    """Store records and register them: ``values[i]`` is the XOR of the ids of all copies of row i.
-
-    ``values`` None: there is one copy of each, and its id is the root's.
-    """
+    """Store records and register them: ``values[i]`` is the XOR of the ids of row i's copies; None: the root."""
 
     stream: str
     payload: pa.RecordBatch
@@ -115,10 +112,7 @@ class RootsCall(Call):
 
 @dataclass(frozen=True, slots=True)
 class Xor(RootsCall, MemoryCall, AnsweredBy["Xored"], route=Route.ALL):
-    """XOR deltas. ``hold`` keeps those of unknown roots for a registration that is still to come (`emit`).
-
-    ``values`` None: the delta of each root is the root's own id.
-    """
+    """XOR deltas (``values`` None: the roots' own ids); ``hold`` keeps those of roots that are not registered yet."""
 
     roots: U64
     values: U64 | None
@@ -128,7 +122,6 @@ class Xor(RootsCall, MemoryCall, AnsweredBy["Xored"], route=Route.ALL):
 
     @property
     def deltas(self) -> U64:
-        """uint64[n], what is XORed into each root."""
         return self.roots if self.values is None else self.values
 
     def check(self) -> None:
@@ -138,18 +131,13 @@ class Xor(RootsCall, MemoryCall, AnsweredBy["Xored"], route=Route.ALL):
 
 @dataclass(frozen=True, slots=True)
 class Xored(Reply):
-    """Reply to `Xor`: how many roots were completed by it, and how many events named an unknown root."""
-
     completed: int
     unknown: int
 
 
 @dataclass(frozen=True, slots=True)
 class Fail(RootsCall, PassingCall, AnsweredBy["Failed"], route=Route.ALL):
-    """End this attempt of each root named; unknown roots are ignored and counted.
-
-    ``hold`` keeps failures of unknown roots for a registration that is still to come, which fails then (`emit`).
-    """
+    """End this attempt of each root named; unknown roots are counted, or with ``hold`` kept until they come."""
 
     failures: tuple[Failure, ...]
     incarnation: int
@@ -189,8 +177,7 @@ class Touched(Reply):
 class ClaimJob(DurableCall, AnsweredBy["JobClaimed"], route=Route.JOB):
     """Take a topology over for a new run: earlier runs are fenced off from here on, durably.
 
-    Calls about a stream of the job that name another run as their ``owner`` are refused with `StaleOwnerError`. Those
-    that name none are not checked.
+    Calls about its streams that name another run as ``owner`` get `StaleOwnerError`; those that name none pass.
     """
 
     job: str
@@ -219,10 +206,9 @@ class OpenStream(MutatingCall, AnsweredBy["StreamOpened"], route=Route.STREAM):
 
 @dataclass(frozen=True, slots=True)
 class StreamOpened(Reply):
-    """Reply to `OpenStream`: where each source partition is to go on reading.
+    """Where each source partition is to go on reading; ``exact``: `EventIds` are worth sending.
 
-    ``exact``: the vertex keeps every id, so that `EventIds` are worth sending. ``held`` are the partitions that were
-    taken over (`TakeOver`), ``planned`` what was noted of ranges (`NoteRange`), in the order of their numbers.
+    ``held`` are the partitions of `TakeOver`, ``planned`` what `NoteRange` noted, in the order of their numbers.
     """
 
     incarnation: int
@@ -234,10 +220,7 @@ class StreamOpened(Reply):
 
 @dataclass(frozen=True, slots=True)
 class TakeReplays(PassingCall, AnsweredBy[RecordBatches], route=Route.STREAM):
-    """Take up to ``limit`` due replays of a stream that is pushed (not read by offset); registers them.
-
-    Each is registered with its root id as its one copy's record id.
-    """
+    """Take up to ``limit`` due replays of a stream that is not read by offset; each has its root as one id."""
 
     stream: str
     limit: int
@@ -252,10 +235,8 @@ class TakeReplays(PassingCall, AnsweredBy[RecordBatches], route=Route.STREAM):
 class Recall(PassingCall, AnsweredBy["Recalled"], route=Route.ALL):
     """Make every pending root of these streams due for replay at once: the slots that worked on them may be gone.
 
-    Their roots leave the tracker (late events are ignored), and the attempt that ends is not counted. What has
-    failed or timed out already is left as it is. The streams are of one job; an unknown one is an error.
-    Not covered: a `Persist` that is answered later; its rows are pending from then on. (One of a run that has lost
-    the job is refused.)
+    Their roots leave the tracker (late events are ignored), and the attempt that ends is not counted. Streams are of
+    one job; an unknown one is an error. Not covered: a `Persist` of the job's run that is answered later.
     """
 
     streams: tuple[str, ...]
@@ -268,8 +249,6 @@ class Recall(PassingCall, AnsweredBy["Recalled"], route=Route.ALL):
 
 @dataclass(frozen=True, slots=True)
 class Recalled(Reply):
-    """Reply to `Recall`: how many rows it made due."""
-
     rows: int
 
 
@@ -355,10 +334,7 @@ class RowRange:
 
 @dataclass(frozen=True, slots=True)
 class NoteRange(PassingCall, AnsweredBy["RangeNoted"], route=Route.STREAM):
-    """Keep what a source is read by: range ``number``, which a planner is about to open, in ``planned``. Durable.
-
-    Those below ``first`` are forgotten: all of their rows are done, or stored. `StreamOpened` has the others.
-    """
+    """Keep, durably, what range ``number``, soon to be opened, is read by; those below ``first`` are done, and go."""
 
     stream: str
     number: int
@@ -407,11 +383,8 @@ class HeldPartition:
     """A partition as its holder finds it.
 
     Attributes:
-        partition: its name.
-        position: up to which its rows are registered; None: none was.
-        number, place: the same as a place, see `RowRange`; -1 and 0 where none was registered.
-        ranges: those that have to be held, or read again, in their order; the last one ends at ``position``, and each
-            begins where the one before ends.
+        position: up to which its rows are registered; None: none was; ``number`` and ``place`` as in `RowRange`.
+        ranges: those that have to be held, or read again, without gaps up to ``position``.
     """
 
     partition: str
@@ -431,13 +404,7 @@ class TakenOver(Reply):
 
 @dataclass(frozen=True, slots=True)
 class Register(MemoryCall, AnsweredBy["Registered"], route=Route.STREAM):
-    """Register rows that their holder keeps: ``values[i]`` is the XOR of the ids of all copies of row i.
-
-    ``values`` None: there is one copy of each, and its id is the root's.
-
-    In memory only: a vertex that is lost knows nothing of them. ``wanted``: they were registered with one that is lost;
-    they are to be stored, and go out as replays.
-    """
+    """Register rows that their holder keeps (``values`` as in `Persist`) in memory; ``wanted``: as replays, stored."""
 
     stream: str
     range: RowRange
@@ -491,10 +458,9 @@ class WantedRows:
 
 @dataclass(frozen=True, slots=True)
 class RangesTold(Reply):
-    """Reply to `AskRanges`.
+    """``done_below``: by partition, the segment of the first range to be held; what is before is durably done.
 
-    ``done_below`` has for each partition of the holder the segment of the first range that has to be held: what is
-    before it is done, or stored, and that is durable. Of ``wanted`` rows there may be more than a reply has.
+    Of ``wanted`` rows there may be more than a reply has.
     """
 
     done_below: dict[str, int]
@@ -503,10 +469,7 @@ class RangesTold(Reply):
 
 @dataclass(frozen=True, slots=True)
 class StoreRows(PassingCall, AnsweredBy["RowsStored"], route=Route.STREAM):
-    """Store rows of a range whose attempt has ended; ``rows`` (uint64[m], ascending) are their places in it.
-
-    Those that are not wanted any more are left out. From here on they are as any stored record.
-    """
+    """Store rows of a range that are still wanted, by their places in it (uint64[m], ascending), like any record."""
 
     stream: str
     segment: int
@@ -533,8 +496,6 @@ class StoreRows(PassingCall, AnsweredBy["RowsStored"], route=Route.STREAM):
 
 @dataclass(frozen=True, slots=True)
 class RowsStored(Reply):
-    """Reply to `StoreRows`: how many were stored."""
-
     rows: int
 
 
@@ -578,10 +539,7 @@ class OpenQuery(DurableCall, AnsweredBy["QueryOpened"], route=Route.QUERY):
 
 @dataclass(frozen=True, slots=True)
 class QueryOpened(Reply):
-    """Reply to `OpenQuery`. Batch ids are -1 where there was none yet; root ids carry ``shard``.
-
-    ``exact``: the vertex keeps every id, so that `EventIds` are worth sending.
-    """
+    """Reply to `OpenQuery`. Batch ids are -1 where there was none yet; ``exact``: see `StreamOpened`."""
 
     epoch: int
     incarnation: int
@@ -594,10 +552,7 @@ class QueryOpened(Reply):
 
 @dataclass(frozen=True, slots=True)
 class Deliverable(MutatingCall, AnsweredBy["DeliverableUpTo"], route=Route.STREAM):
-    """How far can a query read ``stream`` from ``start``, taking ``max_rows`` at most?
-
-    Moves due replays into the delivery log as far as they are asked for; sent again, it is executed again.
-    """
+    """How far can a query read ``stream`` from ``start``, taking ``max_rows`` at most? Logs due replays."""
 
     enveloped: ClassVar[bool] = False
 
@@ -651,10 +606,7 @@ class BeginBatch(BatchCall, AnsweredBy["BatchBegun"], route=Route.QUERY):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A batch's report on records that other queries handed on: events, each for one incarnation.
-
-    All are kept as events with ``hold``: the query that hands records on may not have committed yet.
-    """
+    """A batch's report on records that other queries, maybe uncommitted yet, handed on: events with ``hold``."""
 
     done: tuple[Xor, ...] = ()
     failed: tuple[Fail, ...] = ()
@@ -684,10 +636,7 @@ class BatchBegun(Reply):
 
 @dataclass(frozen=True, slots=True)
 class SealedRows:
-    """Rows of a rewindable source the vertex takes over at a seal, one failure a row.
-
-    ``roots`` are the ids the rows had in this run; ``failures[i].root == roots[i]``.
-    """
+    """Rows of a rewindable source the vertex takes over at a seal, under their ids in this run, one failure a row."""
 
     stream: str
     payload: pa.RecordBatch
@@ -710,10 +659,9 @@ class SealedRows:
 
 @dataclass(frozen=True, slots=True)
 class EmittedRows:
-    """Rows whose derivatives were handed to another query: they stay pending until that one is done.
+    """Rows handed to another query, pending until that is done; ``values[i]`` is the XOR of ids under ``roots[i]``.
 
-    ``values[i]`` is the XOR of the ids of everything emitted under ``roots[i]``. ``payload`` is None for
-    rows that were delivered by the vertex, which has them stored.
+    ``payload`` is None for rows that the vertex has delivered, and stored.
     """
 
     stream: str
@@ -736,12 +684,11 @@ class EmittedRows:
 class Seal(BatchCall, IntakeCall, AnsweredBy["Sealed"], route=Route.QUERY):
     """The verdict of a batch: what failed, what was handed on; everything else of it is done at commit.
 
-    ``delivered`` gives for each stream the offsets [start, end) this batch was given. ``redelivered``
-    are failures of delivered rows (the vertex has their payload), ``resumed`` those of records another
-    query emitted: kept and handed back. ``report`` are the events for all records that were resumed; it is kept
-    and has no effect: the caller sends them once the batch is committed, and again if `BeginBatch` then hands them
-    back. Sealing a sealed batch again is refused unless it says the same; a *sealed* batch that is run again uses
-    `Reseal`.
+    ``delivered`` gives for each stream the offsets [start, end) this batch was given. ``redelivered`` are failures of
+    delivered rows (the vertex has their payload), ``resumed`` those of records another query emitted: kept and handed
+    back. ``report`` are the events for all records that were resumed; it is kept and has no effect: the caller sends
+    them once the batch is committed, and again if `BeginBatch` then hands them back. Sealing a sealed batch again is
+    refused unless it says the same; a *sealed* batch that is run again uses `Reseal`.
     """
 
     delivered: dict[str, tuple[int, int]]
@@ -760,10 +707,7 @@ class Seal(BatchCall, IntakeCall, AnsweredBy["Sealed"], route=Route.QUERY):
 
 @dataclass(frozen=True, slots=True)
 class Reseal(BatchCall, IntakeCall, AnsweredBy["Sealed"], route=Route.QUERY):
-    """Add to a sealed batch what failed when it was run again: rows that had passed before.
-
-    ``emitted`` and ``report`` replace what the first seal said (the run again has fresh ids).
-    """
+    """Add what failed when a sealed batch was run again; ``emitted`` and ``report`` replace what the seal said."""
 
     failed: tuple[SealedRows, ...] = ()
     redelivered: tuple[Failure, ...] = ()
@@ -777,9 +721,7 @@ class Reseal(BatchCall, IntakeCall, AnsweredBy["Sealed"], route=Route.QUERY):
 
 @dataclass(frozen=True, slots=True)
 class Sealed(Reply):
-    """Reply to `Seal` and `Reseal`: of the failed rows, how many will wait and how many are dead at
-    commit.
-    """
+    """Reply to `Seal` and `Reseal`: of the failed rows, how many will wait and how many are dead at commit."""
 
     waiting: int
     dead: int
@@ -806,10 +748,7 @@ class QueryStatusCall(ReadingCall, AnsweredBy["QueryStatus"], route=Route.QUERY)
 
 @dataclass(frozen=True, slots=True)
 class QueryStatus(Reply):
-    """Reply to `QueryStatusCall`: counts of rows over the query's streams.
-
-    ``next_due_in_ms`` is -1 when nothing waits. ``drained`` when all but ``dead`` are 0.
-    """
+    """Counts of rows over a query's streams; ``next_due_in_ms`` is -1 when nothing waits."""
 
     waiting: int
     deliverable: int
@@ -820,7 +759,7 @@ class QueryStatus(Reply):
 
     @property
     def drained(self) -> bool:
-        """Whether a bounded job could end: nothing waits, nothing is on its way."""
+        """Whether a bounded job could end."""
         return not (self.waiting or self.deliverable or self.delivered or self.pending)
 
     def _repr_html_(self) -> str:

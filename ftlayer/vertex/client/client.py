@@ -73,7 +73,6 @@ class VertexConnection:
     def __init__(
         self, address: str, token: str, root_certs: bytes | None, client_pem: bytes | None = None
     ) -> None:
-        """Check the arguments (`ConfigError`); connects to nothing yet."""
         where = parse_address(address, "address")
         way_out = "grpc+tls://host:port" if where.path else f"grpc+tls://{where.listen}"
         if not where.tls and not where.is_here:
@@ -97,10 +96,7 @@ class VertexConnection:
         return VertexConnection, (self.address, self.token, self.root_certs, self.client_pem)
 
     def client(self) -> flight.FlightClient:
-        """Return the Flight client; made on the first call of a process, without waiting for the vertex.
-
-        Raises what `end` was told, after it.
-        """
+        """Return the Flight client, made on a process's first call without waiting; raises what `end` was told."""
         with self._lock:
             if self._end is not None:
                 # A copy: several threads raise it.
@@ -177,10 +173,7 @@ def vertex_error(error: BaseException) -> FTLayerError | None:
 
 
 def possible_cause(address: str, failure: str) -> str:
-    """Return what a failure of the transport may come from, to follow its text; empty where its text says enough.
-
-    gRPC has no codes for these: its texts are all there is.
-    """
+    """Return what a failure of the transport may come from, by its text: gRPC has no codes for these."""
     where = parse_address(address, "address")
     cause = ""
     if where.tls and "certificate verify failed" in failure:
@@ -195,9 +188,9 @@ def possible_cause(address: str, failure: str) -> str:
 
 
 def retried(attempt: Callable[[float], T], what: str, address: str, deadline_ms: int) -> T:
-    """Call ``attempt(seconds left)`` until it answers; what the vertex refuses is raised at once.
+    """Call ``attempt(seconds left)`` until it answers, or ``deadline_ms`` (monotone) has passed; refusals are raised.
 
-    Raises `VertexUnavailableError` with the last failure when ``deadline_ms`` (monotone) has passed.
+    The last failure is in the `VertexUnavailableError`.
     """
     pause = FIRST_PAUSE_S
     while True:
@@ -227,8 +220,6 @@ BulkCall = Persist | Ingest | Xor | Register
 
 @dataclass(slots=True)
 class _Sent:
-    """A call that has no answer yet, as it went out."""
-
     frame: bytes
     size: int
     deadline_ms: int
@@ -238,9 +229,8 @@ class _Sent:
 class Lane:
     """Calls of one kind and stream, under a client name of their own.
 
-    A thread reads the answers; when the stream breaks it makes another and sends what is unanswered again,
-    in order, under the same numbers. The stream is a ``DoExchange``: unlike a ``DoPut``, which the vertex
-    takes just as well, its client can cancel it.
+    A thread reads the answers; when the stream breaks it makes another and sends what is unanswered again, in order,
+    under the same numbers. It is a ``DoExchange``: unlike a ``DoPut`` its client can cancel it.
     """
 
     def __init__(
@@ -262,7 +252,6 @@ class Lane:
         self._thread: threading.Thread | None = None
 
     def submit(self, call: BulkCall, deadline_ms: int) -> Future[Reply]:
-        """Send a call; waits while the window is full. See `Pipeline.submit`."""
         fields = fields_of(call)
         size = sum(len(value) for value in fields.values() if isinstance(value, (bytes, memoryview)))
         future: Future[Reply] = Future()
@@ -298,7 +287,6 @@ class Lane:
         return frame
 
     def wait_until_idle(self) -> None:
-        """Wait until every call has its answer or has failed."""
         with self._changed:
             self._changed.wait_for(lambda: not self._unanswered)
 
@@ -326,8 +314,6 @@ class Lane:
                 self._end(writer)
         if self._thread is not None:
             self._thread.join()
-
-    # ------------------------------------------------------------ submitting threads
 
     def _reserve(self, size: int, deadline_ms: int) -> None:
         def has_room() -> bool:
@@ -369,8 +355,6 @@ class Lane:
     def _note(self, error: BaseException) -> None:
         with self._changed:
             self._last_failure = failure_text(error) + possible_cause(self._connection.address, str(error))
-
-    # ------------------------------------------------------------ reading thread
 
     def _run(self) -> None:
         pause = FIRST_PAUSE_S
@@ -458,7 +442,6 @@ class Lane:
 
 
 def seconds_until(deadline_ms: int) -> float:
-    """Return the seconds until a moment of the monotone clock, 0 if it has passed."""
     return max(deadline_ms - mono_ms(), 0) / 1_000
 
 
@@ -477,7 +460,6 @@ class Pipeline:
     def __init__(
         self, connection: VertexConnection, client: str, deadline_ms: int, window: int, window_bytes: int
     ) -> None:
-        """Made by `VertexClient.pipeline`. `ConfigError` for a window out of range."""
         check_int(window, "window", least=1, most=MAX_WINDOW)
         check_int(window_bytes, "window_bytes", least=1, most=MOST_BYTES)
         self._connection = connection
@@ -628,7 +610,6 @@ class VertexClient:
 
     @property
     def token(self) -> str:
-        """The vertex's token, for clients in other processes."""
         return self._connection.token
 
     @property
@@ -659,10 +640,7 @@ class VertexClient:
             return self._exchange(call, encode_call(call, envelope), deadline)
 
     def call_once(self, call: AnsweredBy[R], name: str) -> R:
-        """Make a changing call under a ``name`` of its own: made again under it, by whomever, it has no second effect.
-
-        The vertex remembers a name for as long as it remembers a client. Raises as `call`.
-        """
+        """Make a changing call under a ``name`` of its own, under which it has one effect, whoever makes it again."""
         deadline = mono_ms() + self._deadline_ms
         return self._exchange(call, encode_call(call, Envelope(name, 1)), deadline)
 
@@ -698,8 +676,6 @@ class VertexClient:
         """
         self._connection.end(reason)
 
-    # ------------------------------------------------------------ names
-
     def _start_names(self) -> None:
         self._pid = os.getpid()
         self._client_id = f"{self._label}-{uuid.uuid4().hex[:16]}"
@@ -727,8 +703,6 @@ class VertexClient:
         finally:
             with self._lock:
                 self._free.append(envelope)
-
-    # ------------------------------------------------------------ requests
 
     def _exchange(self, call: AnsweredBy[R], frame: bytes, deadline: int) -> R:
         send = partial(self._action, "call") if len(frame) <= PART_BYTES else self._send_parts

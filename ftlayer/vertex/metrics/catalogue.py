@@ -18,8 +18,6 @@ _UNITS = {"_seconds": "s", "_bytes": "By", "_ratio": "1"}
 
 
 class MetricKind(StrEnum):
-    """How a metric's values are to be read."""
-
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
@@ -34,10 +32,9 @@ class Merge(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric: its name (of a counter without ``_total``), what its values are, and what they say.
+    """One metric, its name without a counter's ``_total``. Durations are seconds, sizes bytes, ratios 0 to 1.
 
-    Durations are in seconds, sizes in bytes, ratios from 0 to 1, and names end so. ``of`` is what is counted otherwise,
-    in the singular.
+    Names end so; ``of`` is what is counted otherwise, in the singular.
     """
 
     name: str
@@ -75,9 +72,7 @@ class Families:
             samples[key] = before + value
 
     def observe(self, metric: Metric, histogram: Histogram, labels: Mapping[str, str]) -> None:
-        """Add a histogram; an empty label is left out. One of other bounds than the first replaces none: it is
-        of another version of ftlayer, and is left out.
-        """
+        """Add a histogram; one of other bounds (of another ftlayer) is left out, as is an empty label."""
         samples = self._histograms.setdefault(metric, {})
         key = _key(labels)
         mine = samples.setdefault(key, Histogram(histogram.bounds))
@@ -117,40 +112,32 @@ BUILD_INFO = _gauge("build_info", "1, with the version of ftlayer as a label.", 
 # ---------------------------------------------------------------- a vertex: records by stream
 
 RECORDS = {
-    "persisted": _counter("records_persisted", f"Records in flight that were stored, {_SINCE}.", of="record"),
-    "ingested": _counter("records_ingested", f"Records that ingests accepted, {_SINCE}.", of="record"),
-    "registered": _counter(
-        "records_registered", f"Records that are followed until they are done, {_SINCE}.", of="record"
-    ),
-    "completed": _counter(
-        "records_completed", f"Records in flight that came to be done, {_SINCE}.", of="record"
-    ),
-    "delivered_done": _counter(
-        "records_delivered",
-        f"Records delivered to micro-batches that a commit finished, {_SINCE}.",
-        of="record",
-    ),
-    "replayed": _counter(
-        "records_replayed", f"Records given out again for another attempt, {_SINCE}.", of="record"
-    ),
-    "dead": _counter("records_died", f"Records that became dead letters, {_SINCE}.", of="record"),
-    "requeued": _counter(
-        "records_requeued", f"Dead letters that were given another round of attempts, {_SINCE}.", of="record"
-    ),
-    "purged": _counter("records_purged", f"Dead letters that were removed, {_SINCE}.", of="record"),
-    "recalled": _counter(
-        "records_recalled",
-        f"Records in flight that became due at once because their task was lost, {_SINCE}.",
-        of="record",
-    ),
+    name: _counter(metric, f"{text}, {_SINCE}.", of="record")
+    for name, metric, text in (
+        ("persisted", "records_persisted", "Records in flight that were stored"),
+        ("ingested", "records_ingested", "Records that ingests accepted"),
+        ("registered", "records_registered", "Records that are followed until they are done"),
+        ("completed", "records_completed", "Records in flight that came to be done"),
+        ("delivered_done", "records_delivered", "Records delivered to micro-batches that a commit finished"),
+        ("replayed", "records_replayed", "Records given out again for another attempt"),
+        ("dead", "records_died", "Records that became dead letters"),
+        ("requeued", "records_requeued", "Dead letters that were given another round of attempts"),
+        ("purged", "records_purged", "Dead letters that were removed"),
+        (
+            "recalled",
+            "records_recalled",
+            "Records in flight that became due at once because their task was lost",
+        ),
+        (
+            "cancelled_replays",
+            "replays_cancelled",
+            "Records that timed out and came to be done before their replay went out",
+        ),
+    )
+} | {
     "recovered": _counter(
         "records_recovered", "Records that were in flight when the vertex started.", of="record"
-    ),
-    "cancelled_replays": _counter(
-        "replays_cancelled",
-        f"Records that timed out and came to be done before their replay went out, {_SINCE}.",
-        of="record",
-    ),
+    )
 }
 """By the name in `StreamDetails.counters`."""
 

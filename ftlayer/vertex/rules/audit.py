@@ -11,13 +11,10 @@ from ftlayer.errors import StoreDamagedError
 from ftlayer.vertex.calls import AuditEntry, AuditPage, ListAudit
 from ftlayer.vertex.calls.jobs import Hour, JobDetails
 from ftlayer.vertex.rules.state import ShardState
-from ftlayer.vertex.store import audit as table
+from ftlayer.vertex.store import streams as stored
 from ftlayer.vertex.store.key_value import KeyValueStore, ReadTransaction, WriteTransaction
 
-# The last hour in figures: a point every ten seconds, of the vertex itself and of each job that is announced.
-#
-# Points are taken when the next call comes, and not by a tick: what happened before it is what there is at the ends of
-# the steps that have passed.
+# The last hour in figures: a point every ten seconds, taken when the next call comes, and not by a tick.
 
 
 STEP_MS = 10_000
@@ -28,10 +25,7 @@ _SLOTS = POINTS + 1
 
 
 class Ring:
-    """Points of series, by name, for as many steps as an hour has; NaN where there is none.
-
-    Steps are counted on the monotone clock, so that setting the wall clock neither stretches nor tears a series.
-    """
+    """Points of series, by name, for an hour's steps; NaN where there is none. Steps are of the monotone clock."""
 
     def __init__(self) -> None:
         self._series: dict[str, array[float]] = {}
@@ -45,7 +39,6 @@ class Ring:
                 self._series.setdefault(name, array("d", [math.nan] * _SLOTS))[step % _SLOTS] = value
 
     def hour(self, now: Now) -> Hour:
-        """Return the points of the last `POINTS` steps that are over."""
         under_way = now.mono_ms // STEP_MS
         self._come_to(under_way)
         order = [step % _SLOTS for step in range(under_way - POINTS, under_way)]
@@ -164,22 +157,21 @@ MAX_TEXT = 500
 def note(
     txn: WriteTransaction, now: Now, *, who: str, what: str, which: str, count: int, outcome: str
 ) -> None:
-    table.put(txn, now.wall_ms, [who, what, which[:MAX_TEXT], count, outcome[:MAX_TEXT]])
+    stored.put_audit(txn, now.wall_ms, [who, what, which[:MAX_TEXT], count, outcome[:MAX_TEXT]])
 
 
 def page(txn: ReadTransaction, call: ListAudit) -> AuditPage:
     entries: list[AuditEntry] = []
-    for key, values in table.latest(txn, call.after):
+    for key, values in stored.latest_audit(txn, call.after):
         if len(entries) == call.limit:
             return AuditPage(tuple(entries), entries[-1].key)
         try:
             who, what, which, count, outcome = values
         except ValueError as error:
             raise StoreDamagedError(f"an entry of the audit log cannot be read: {error}") from error
-        entries.append(AuditEntry(table.time_of(key), who, what, which, count, outcome, key))
+        entries.append(AuditEntry(stored.audit_time(key), who, what, which, count, outcome, key))
     return AuditPage(tuple(entries), b"")
 
 
 def trim(txn: WriteTransaction, now: Now) -> None:
-    """Delete some of the entries that are too old or too many."""
-    table.trim(txn, now.wall_ms - KEEP_MS, KEEP, TRIM_AT_ONCE)
+    stored.trim_audit(txn, now.wall_ms - KEEP_MS, KEEP, TRIM_AT_ONCE)

@@ -24,21 +24,28 @@ from ftlayer.records.failures import from_columns, to_columns
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules.deliveries import Deliveries
 from ftlayer.vertex.rules.failing import Failing
-from ftlayer.vertex.rules.retry import MAX_OPERATOR, MAX_PLACE, MAX_REASON, MAX_TRACEBACK, cut
 from ftlayer.vertex.rules.state import ShardState
-from ftlayer.vertex.rules.streams import Stream
+from ftlayer.vertex.rules.streams import MAX_OPERATOR, MAX_PLACE, MAX_REASON, MAX_TRACEBACK, Stream, cut
 from ftlayer.vertex.rules.tracking import Tracking
-from ftlayer.vertex.store import batches
-from ftlayer.vertex.store.batches import BatchHead, BatchPart, StoredEmit
+from ftlayer.vertex.store import streams as stored
 from ftlayer.vertex.store.key_value import ReadTransaction, WriteTransaction
-from ftlayer.vertex.store.meta import QueryRecord, get_query, put_query
 from ftlayer.vertex.store.rows import I64, U64, StoredBatch, first_attempts, pack, take_rows
-from ftlayer.vertex.store.streams import SegmentKind, delete_entry, get_bounds, log_entries, put_bounds
+from ftlayer.vertex.store.streams import (
+    BatchHead,
+    BatchPart,
+    QueryRecord,
+    SegmentKind,
+    StoredEmit,
+    delete_entry,
+    get_bounds,
+    get_query,
+    log_entries,
+    put_bounds,
+    put_query,
+)
 
 
 class SealWriter:
-    """Stores the content of `Seal` and `Reseal`."""
-
     def __init__(self, state: ShardState) -> None:
         self._state = state
 
@@ -51,10 +58,7 @@ class SealWriter:
         call: calls.Seal | calls.Reseal,
         now: Now,
     ) -> BatchHead:
-        """Store ``head`` with what ``call`` says added to it, and return it.
-
-        Raises `ProtocolError` before anything is stored.
-        """
+        """Store ``head`` with what ``call`` adds; return it. Raises `ProtocolError` before anything is stored."""
         attempts = self._delivered_attempts(txn, head) if call.redelivered or call.emitted else {}
         self._check(query, call, head, attempts)
         known = {failure.root for failure in head.redelivered}
@@ -69,12 +73,12 @@ class SealWriter:
         waiting += sum(
             self._will_wait(*attempts[failure.root], failure, now) for failure in redelivered.values()
         )
-        failures = sum(len(rows.failures) for rows in call.failed) + len(redelivered)
+        failed = sum(len(rows.failures) for rows in call.failed) + len(redelivered)
         for number, rows in enumerate(call.failed, start=head.parts + 1):
-            stored = tuple(stored_failure(failure) for failure in rows.failures)
+            failures = tuple(stored_failure(failure) for failure in rows.failures)
             info = first_attempts(np.ascontiguousarray(rows.roots), rows.key_hashes)
-            part = BatchPart(rows.stream, StoredBatch(info, rows.payload), stored)
-            batches.put_part(txn, query.number, batch, number, part, self._state.payloads)
+            part = BatchPart(rows.stream, StoredBatch(info, rows.payload), failures)
+            stored.put_batch_part(txn, query.number, batch, number, part, self._state.payloads)
         head = replace(
             head,
             redelivered=head.redelivered + tuple(redelivered.values()),
@@ -82,9 +86,9 @@ class SealWriter:
             emitted=self._replace_emitted(txn, head, call.emitted),
             parts=head.parts + len(call.failed),
             waiting=head.waiting + waiting,
-            dead=head.dead + failures - waiting,
+            dead=head.dead + failed - waiting,
         )
-        batches.put_head(txn, query.number, batch, head)
+        stored.put_batch(txn, query.number, batch, head)
         return head
 
     def _replace_emitted(
@@ -93,14 +97,13 @@ class SealWriter:
         for old in head.emitted:
             if old.segment >= 0:
                 self._state.segments.delete(txn, old.segment)
-        stored = []
+        kept = []
         for rows in emitted:
             if not len(rows.roots):
                 continue
             segment = -1
             if rows.payload is not None:
-                # Stored at the seal: the payload must be durable before the first of its children is handed
-                # on.
+                # Stored at the seal: the payload must be durable before the first of its children is handed on.
                 segment = self._state.new_segment()
                 info = first_attempts(np.ascontiguousarray(rows.roots), None)
                 number = self._state.stream(rows.stream).number
@@ -108,8 +111,8 @@ class SealWriter:
                     txn, segment, number, SegmentKind.SEALED, StoredBatch(info, rows.payload)
                 )
             ids = calls.plain_event_ids(rows.ids) if self._state.exact else None
-            stored.append(StoredEmit(rows.stream, segment, rows.roots.tobytes(), rows.values.tobytes(), ids))
-        return tuple(stored)
+            kept.append(StoredEmit(rows.stream, segment, rows.roots.tobytes(), rows.values.tobytes(), ids))
+        return tuple(kept)
 
     def _delivered_attempts(self, txn: WriteTransaction, head: BatchHead) -> dict[int, tuple[str, int]]:
         """Return the stream and attempt of every row this batch was given, by root."""
@@ -180,7 +183,6 @@ def said(call: calls.Seal) -> bytes:
 
 
 def stored_failure(failure: calls.Failure) -> calls.Failure:
-    """Return a failure as it is stored, its texts cut to their bounds."""
     return replace(
         failure,
         reason=cut(failure.reason, MAX_REASON),
@@ -210,20 +212,18 @@ def _check_stream(query: QueryRecord, stream: str, what: str) -> None:
 
 
 def keep_report(txn: WriteTransaction, query: int, batch: int, report: calls.Report) -> None:
-    """Store what a batch will report on records that other queries handed on, in the place of what it would have.
+    """Store what a batch will report on records of other queries: a crash must not lose it, nor a run again change it.
 
-    The query sends the events itself, behind its commit: their roots may be another shard's. They are kept because a
-    crash in between must not lose them, and a run of the batch again could say something else.
+    The query sends the events itself, behind its commit: their roots may be another shard's.
     """
     if report.done or report.failed:
-        batches.put_report(txn, query, batch, _plain_report(report))
+        stored.put_batch_report(txn, query, batch, _plain_report(report))
     else:
-        batches.delete_report(txn, query, batch)
+        stored.delete_batch_report(txn, query, batch)
 
 
 def kept_report(txn: ReadTransaction, query: int, batch: int) -> calls.Report:
-    """Return what a batch is to report; nothing if no record of it was resumed."""
-    values = batches.get_report(txn, query, batch)
+    values = stored.get_batch_report(txn, query, batch)
     if values is None:
         return calls.Report()
     try:
@@ -276,29 +276,27 @@ class Batches:
 
     @calls.handles(calls.BeginBatch)
     def begin(self, txn: WriteTransaction, call: calls.BeginBatch, now: Now) -> calls.BatchBegun:
-        """Say how far a batch has come; a new one removes what earlier batches kept."""
         query = self._owned(txn, call)
         if call.batch <= query.last_committed:
             return calls.BatchBegun(
                 calls.BatchState.COMMITTED, report=kept_report(txn, query.number, call.batch)
             )
-        head = batches.get_head(txn, query.number, call.batch)
+        head = stored.get_batch(txn, query.number, call.batch)
         if head is not None:
             return self._sealed_before(txn, query, call.batch, head)
         self._check_no_other_seal(query, call)
         for name in query.streams:
             self._remove_committed(txn, self._state.stream(name))
         if query.last_committed >= 0:
-            batches.delete_head(txn, query.number, query.last_committed)
-            batches.delete_report(txn, query.number, query.last_committed)
+            stored.delete_batch(txn, query.number, query.last_committed)
+            stored.delete_batch_report(txn, query.number, query.last_committed)
         return calls.BatchBegun(calls.BatchState.NEW)
 
     @calls.handles(calls.Seal)
     def seal(self, txn: WriteTransaction, call: calls.Seal, now: Now) -> calls.Sealed:
-        """Store the verdict of a batch. It has no effect before the commit."""
         query = self._owned(txn, call)
         digest = said(call)
-        head = batches.get_head(txn, query.number, call.batch)
+        head = stored.get_batch(txn, query.number, call.batch)
         if head is not None:
             if head.said != digest:
                 raise ProtocolError(
@@ -319,9 +317,8 @@ class Batches:
 
     @calls.handles(calls.Reseal)
     def reseal(self, txn: WriteTransaction, call: calls.Reseal, now: Now) -> calls.Sealed:
-        """Add to the verdict of a sealed batch what failed when it ran again."""
         query = self._owned(txn, call)
-        head = batches.get_head(txn, query.number, call.batch)
+        head = stored.get_batch(txn, query.number, call.batch)
         if head is None or head.committed:
             state = "is not sealed: Seal it" if call.batch > query.last_committed else "was committed before"
             raise ProtocolError(f"batch {call.batch} of query {call.query!r} {state}")
@@ -345,12 +342,12 @@ class Batches:
         query = self._owned(txn, call)
         if call.batch <= query.last_committed:
             return calls.Committed(again=True)
-        head = batches.get_head(txn, query.number, call.batch)
+        head = stored.get_batch(txn, query.number, call.batch)
         if head is None:
             raise ProtocolError(
                 f"batch {call.batch} of query {call.query!r} is not sealed: Seal it before its commit"
             )
-        for part in batches.parts(txn, query.number, call.batch, head.parts, self._state.payloads):
+        for part in stored.batch_parts(txn, query.number, call.batch, head.parts, self._state.payloads):
             stream = self._state.stream(part.stream)
             bodies = self._state.payloads.rows(txn, part.rows.payload)
             for row, failure in enumerate(part.failures):
@@ -363,17 +360,13 @@ class Batches:
                 stream = self._state.stream(emit.stream)
                 roots, values, ids = emitted_ids(emit)
                 self._tracking.register(stream, emit.segment, roots, values, now, ids)
-        batches.delete_parts(txn, query.number, call.batch, head.parts)
-        batches.put_head(txn, query.number, call.batch, replace(head, committed=True, emitted=(), parts=0))
+        stored.delete_batch_parts(txn, query.number, call.batch, head.parts)
+        stored.put_batch(txn, query.number, call.batch, replace(head, committed=True, emitted=(), parts=0))
         put_query(txn, call.query, replace(query, last_committed=call.batch))
         return calls.Committed(again=False)
 
-    # ------------------------------------------------------------ delivered rows
-
     def _commit_delivered(self, txn: WriteTransaction, head: BatchHead, now: Now) -> None:
-        """Decide the delivered rows: failed ones wait or are dead, emitted ones are pending, the rest is
-        done.
-        """
+        """Decide the delivered rows: failed ones wait or are dead, emitted ones are pending, the rest is done."""
         failures = {failure.root: failure for failure in head.redelivered}
         emitted = {emit.stream: emit for emit in head.emitted if emit.segment < 0}
         for name, start, end in head.delivered:
@@ -414,7 +407,6 @@ class Batches:
     def _track_rows(
         self, txn: WriteTransaction, stream: Stream, rows: StoredBatch, emit: StoredEmit, now: Now
     ) -> int:
-        """Give the rows that were handed on a segment of their own, and register them."""
         roots, values, ids = emitted_ids(emit)
         order = np.argsort(roots)
         places = np.minimum(np.searchsorted(roots, rows.info.roots, sorter=order), len(roots) - 1)
@@ -459,8 +451,6 @@ class Batches:
                 )
         return tuple((name, start, end) for name, (start, end) in sorted(delivered.items()))
 
-    # ------------------------------------------------------------ ownership
-
     def _owned(
         self, txn: WriteTransaction, call: calls.BeginBatch | calls.Seal | calls.Reseal | calls.Commit
     ) -> QueryRecord:
@@ -493,7 +483,7 @@ class Batches:
             calls.SealedRows(
                 part.stream, part.rows.payload, part.rows.info.roots, part.failures, part.rows.info.key_hashes
             )
-            for part in batches.parts(txn, query.number, batch, head.parts, self._state.payloads)
+            for part in stored.batch_parts(txn, query.number, batch, head.parts, self._state.payloads)
         )
         return calls.BatchBegun(
             calls.BatchState.SEALED, failed, tuple(failure.root for failure in head.redelivered), head.resumed
@@ -501,6 +491,5 @@ class Batches:
 
 
 def emitted_ids(emit: StoredEmit) -> tuple[U64, U64, calls.EventIds | None]:
-    """Return the roots that were handed on, their values, and the lists of ids behind these."""
     roots, values = np.frombuffer(emit.roots, np.uint64), np.frombuffer(emit.values, np.uint64)
     return roots, values, calls.stored_event_ids(emit.ids)

@@ -25,7 +25,7 @@ from typing import Any
 from ftlayer.errors import ProtocolError, StoreDamagedError
 from ftlayer.vertex import calls
 from ftlayer.vertex.store.key_value import ReadTransaction, WriteTransaction
-from ftlayer.vertex.store.meta import all_replies, delete_reply, put_reply
+from ftlayer.vertex.store.streams import all_replies, delete_reply, put_reply
 
 REPLIES = 256
 GAPS = 256
@@ -127,10 +127,7 @@ class Dedupe:
     def reply_to(
         self, envelope: calls.Envelope, staged: dict[calls.Envelope, calls.Reply]
     ) -> calls.Reply | None:
-        """Return the reply to a call that was seen before (or in ``staged``), None for a new one.
-
-        Raises `ProtocolError` when the call had its effect and its reply is no longer kept.
-        """
+        """Return the reply to a call seen before (or ``staged``), None for a new one; `ProtocolError` if it is gone."""
         if envelope in staged:
             return staged[envelope]
         client = self._clients.get(envelope.client)
@@ -145,16 +142,13 @@ class Dedupe:
         return reply
 
     def stage(self, txn: WriteTransaction, envelope: calls.Envelope, reply: calls.Reply) -> None:
-        """Write a call down in the transaction of its effect; `keep_durable` follows when that is
-        committed.
-        """
+        """Write a call down in the transaction of its effect; `keep_durable` follows when that is committed."""
         values = [_KINDS.index(type(reply)), *(getattr(reply, name) for name in _DURABLE[type(reply)])]
         put_reply(txn, envelope.client, envelope.sequence, values)
         for sequence in self._surplus.get(envelope.client, ()):
             delete_reply(txn, envelope.client, sequence)
 
     def keep_durable(self, envelope: calls.Envelope, reply: calls.Reply, mono_ms: int) -> None:
-        """Note a call that was staged, its transaction being committed."""
         client = self._clients.setdefault(envelope.client, _Client(mono_ms))
         client.used_ms = mono_ms
         client.keep_durable(envelope.sequence, reply)
@@ -162,13 +156,11 @@ class Dedupe:
         self._surplus[envelope.client] = client.drop_surplus()
 
     def keep_passing(self, envelope: calls.Envelope, reply: calls.Reply, mono_ms: int) -> None:
-        """Note a call whose effect dies with this incarnation."""
         client = self._clients.setdefault(envelope.client, _Client(mono_ms))
         client.used_ms = mono_ms
         client.keep_passing(envelope.sequence, reply)
 
     def forget_idle(self, txn: WriteTransaction, mono_ms: int) -> None:
-        """Forget clients that did not call for long, and those that are too many."""
         by_age = sorted(self._clients, key=lambda name: self._clients[name].used_ms)
         surplus = len(by_age) - CLIENTS
         for index, name in enumerate(by_age):

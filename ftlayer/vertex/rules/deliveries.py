@@ -47,15 +47,12 @@ class DueRows:
 
 
 class Replays:
-    """Finds what is due and gives it fresh roots."""
-
     def __init__(self, state: ShardState, tracking: Tracking) -> None:
         self._state = state
         self._tracking = tracking
 
     @calls.handles(calls.TakeReplays)
     def take(self, txn: WriteTransaction, call: calls.TakeReplays, now: Now) -> calls.RecordBatches:
-        """Hand out due replays of a pushed stream and register them."""
         state = self._state
         state.owners.check([call.stream], call.owner)
         stream = state.stream(call.stream)
@@ -85,9 +82,7 @@ class Replays:
         return calls.RecordBatches(tuple(records_of(rows) for rows in taken), held or stream.unstored > 0)
 
     def due_rows(self, txn: ReadTransaction, stream: Stream, limit: int) -> Iterator[DueRows]:
-        """Take up to ``limit`` rows of tracked segments that are not being worked on; their attempt goes
-        on.
-        """
+        """Take up to ``limit`` rows of tracked segments that are not being worked on; their attempt goes on."""
         state = self._state
         while limit > 0 and stream.due:
             segment, which = stream.take_due(limit)
@@ -97,9 +92,7 @@ class Replays:
             yield DueRows(segment, which, rows.with_roots(state.fresh_roots(len(rows))))
 
     def waiting_rows(self, txn: WriteTransaction, stream: Stream, limit: int, now: Now) -> list[StoredBatch]:
-        """Take up to ``limit`` due records out of the table of waiting ones, a batch for each kind of
-        payload.
-        """
+        """Take up to ``limit`` due records out of the table of waiting ones, a batch for each kind of payload."""
         state = self._state
         groups: dict[tuple[bytes, int, bool], list[FailedRecord]] = {}
         timed_out: list[int] = []

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from ftlayer.common.clock import Now
 from ftlayer.common.rules.restart import next_attempt
 from ftlayer.records.failures import Failure
-from ftlayer.vertex.rules.live import LiveSegment, by_segment
-from ftlayer.vertex.rules.retry import held, shortened, stored_attempt
-from ftlayer.vertex.rules.source_ranges import EndedRow
+from ftlayer.vertex.rules.source_ranges import EndedRow, LiveSegment, by_segment
 from ftlayer.vertex.rules.state import ShardState
-from ftlayer.vertex.rules.streams import Stream
+from ftlayer.vertex.rules.streams import Stream, held, shortened, stored_attempt
 from ftlayer.vertex.store import dead_index as failed
 from ftlayer.vertex.store.dead_index import FailedRecord, FailedTable
 from ftlayer.vertex.store.key_value import WriteTransaction
@@ -22,10 +20,7 @@ from ftlayer.vertex.store.streams import put_asked_pause_ms
 
 @dataclass(slots=True)
 class Moved:
-    """Where rows went: keys of those ``waiting``, by root, roots of the ``dead``, how many are ``wanted`` of holders.
-
-    Those that had moved before are nowhere here.
-    """
+    """Where rows went: keys of those ``waiting``, by root, roots of the ``dead``, how many holders are asked for."""
 
     waiting: dict[int, bytes] = field(default_factory=dict)
     dead: list[int] = field(default_factory=list)
@@ -33,8 +28,6 @@ class Moved:
 
 
 class Failing:
-    """Moves failed rows, in the transaction in which they leave their segment."""
-
     def __init__(self, state: ShardState) -> None:
         self._state = state
 
@@ -48,10 +41,7 @@ class Failing:
         *,
         timed_out: bool = False,
     ) -> Moved:
-        """Move rows of tracked segments; ``roots`` are the ids of the attempts that ended, by a timeout or not.
-
-        Rows that are not in the store are moved when they come (`move_source`).
-        """
+        """Move rows of tracked segments, or want them of their holder; ``roots`` are of the attempts that ended."""
         moved = Moved()
         for segment, rows, positions in by_segment(locations):
             live = self._state.live.get(segment)

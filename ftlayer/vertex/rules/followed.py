@@ -50,10 +50,7 @@ class _Open:
 
 
 class FollowedAttempts:
-    """Attempts that go on, and those that have ended since they were taken.
-
-    A root says by itself whether it is followed while it is a record's first one; later ones are looked up.
-    """
+    """Attempts that go on, and those that have ended. A first root says itself whether it is followed."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -67,7 +64,6 @@ class FollowedAttempts:
             self._begin(root, _Open(root, 1, stream, now.wall_ms))
 
     def let_out(self, stream: str, info: RowInfo, now: Now) -> None:
-        """Stored records are given out again, under fresh roots."""
         places = np.flatnonzero(self._sampler.mask(info.origins)).tolist()
         for place in places:
             root, origin = int(info.roots[place]), int(info.origins[place])

@@ -50,26 +50,18 @@ _HEX = re.compile(r"[0-9a-fA-F]{8,}")
 
 @functools.lru_cache(4_096)
 def kind_of(reason: str) -> str:
-    """Return a reason without quoted text, numbers and ids, cut at `MAX_KIND` characters.
-
-    A word with a number at its end keeps its beginning (``worker-7``, ``row17``).
-    """
+    """Return a reason without quoted text, numbers and ids (``worker-7`` keeps ``worker``), `MAX_KIND` characters."""
     return _RUN.sub(_LEFT_OUT, _PART.sub(_general, " ".join(reason.split())))[:MAX_KIND]
 
 
 def _general(match: re.Match[str]) -> str:
-    """Return what is left of quoted text, or of a word with a number."""
     part = match.group()
     numbered = _NUMBERED.fullmatch(part)
     return numbered.group(1) + _LEFT_OUT if numbered and not _HEX.fullmatch(part) else _LEFT_OUT
 
 
 class DeadIndex:
-    """The index of a shard's dead letters: its groups in memory, its letters in the store.
-
-    Letters and counts are changed in memory and written by `write`, in the transaction of the letters. As with all
-    memory of a shard, it is made anew if a transaction is lost.
-    """
+    """The index of a shard's dead letters: its groups in memory, its letters in the store, by `write`."""
 
     def __init__(self) -> None:
         self._state = IndexState(RULES, _OTHER + 1, None)
@@ -95,8 +87,6 @@ class DeadIndex:
     @property
     def is_built(self) -> bool:
         return self._state.rules == RULES and self._state.built is None
-
-    # ------------------------------------------------------------ letters
 
     def add(self, txn: WriteTransaction, key: bytes, record: FailedRecord) -> None:
         """Follow a letter that died, if the index has come to its place."""
@@ -166,8 +156,6 @@ class DeadIndex:
     def _of(self, stream: int) -> dict[tuple[str, str], GroupRecord]:
         return self._groups.setdefault(stream, {})
 
-    # ------------------------------------------------------------ building
-
     def tick(self, txn: WriteTransaction, now: Now) -> None:
         due_ms = self.next_tick_ms(now)
         if due_ms is None or due_ms > now.mono_ms:
@@ -197,8 +185,6 @@ class DeadIndex:
     def _put_state(self, txn: WriteTransaction, state: IndexState) -> None:
         self._state, self._is_stored = state, True
         dead_index.put_state(txn, state)
-
-    # ------------------------------------------------------------ reading
 
     def groups(self, txn: ReadTransaction, streams: dict[int, str]) -> GroupList:
         """Return the groups of streams, given by number and name: the largest first."""

@@ -57,17 +57,15 @@ from ftlayer.vertex.rules.dedupe import Dedupe
 from ftlayer.vertex.rules.deliveries import Deliveries, Replays
 from ftlayer.vertex.rules.failing import Failing
 from ftlayer.vertex.rules.followed import EndedAttempt
-from ftlayer.vertex.rules.letters import BarrierLetters
-from ftlayer.vertex.rules.live import by_segment
 from ftlayer.vertex.rules.operating import DeadLetters
-from ftlayer.vertex.rules.range_calls import RangeCalls
-from ftlayer.vertex.rules.retry import check_timeout
+from ftlayer.vertex.rules.source_ranges import by_segment
 from ftlayer.vertex.rules.state import Group, LayerOptions, ShardState, recover
-from ftlayer.vertex.rules.streams import Stream, StreamCounters
-from ftlayer.vertex.rules.tracking import Tracking
+from ftlayer.vertex.rules.streams import Stream, StreamCounters, check_timeout
+from ftlayer.vertex.rules.tracking import RangeCalls, Tracking
 from ftlayer.vertex.rules.walk import (
     NEVER_MS,
     PASSED_AT_ONCE,
+    BarrierLetters,
     PassedRows,
     Record,
     Span,
@@ -75,8 +73,8 @@ from ftlayer.vertex.rules.walk import (
     belongs_to,
     names_of,
 )
-from ftlayer.vertex.store import batches
 from ftlayer.vertex.store import dead_index as failed
+from ftlayer.vertex.store import streams as stored
 from ftlayer.vertex.store.dead_index import FailedTable
 from ftlayer.vertex.store.key_value import (
     INTAKE_SHARE,
@@ -85,8 +83,15 @@ from ftlayer.vertex.store.key_value import (
     WriteTransaction,
     all_planned,
 )
-from ftlayer.vertex.store.meta import QueryRecord, all_queries, get_query, put_query
-from ftlayer.vertex.store.streams import all_positions, get_bounds, next_stream_number
+from ftlayer.vertex.store.streams import (
+    QueryRecord,
+    all_positions,
+    all_queries,
+    get_bounds,
+    get_query,
+    next_stream_number,
+    put_query,
+)
 
 
 class Opening:
@@ -105,7 +110,6 @@ class Opening:
 
     @calls.handles(calls.OpenQuery)
     def query(self, txn: WriteTransaction, call: calls.OpenQuery, now: Now) -> calls.QueryOpened:
-        """Take a query over: a new epoch, which owns ``call.streams`` and no others."""
         state = self._state
         check_timeout(call.options, state.options.buckets)
         for name in call.streams:
@@ -290,8 +294,6 @@ def _dead_candidates(
 
 
 class Status:
-    """What a shard holds, what of it has still to be done, and of which jobs its board knows."""
-
     def __init__(
         self, state: ShardState, store: KeyValueStore, replay: Replays, board: Board, hour: VertexHour
     ) -> None:
@@ -332,7 +334,6 @@ class Status:
 
     @calls.handles(calls.ListRecords)
     def listed(self, txn: ReadTransaction, call: calls.ListRecords, now: Now) -> calls.RecordList:
-        """Return a page of all records in a state: it ends as that of `select` does."""
         page = self.selected(
             txn, calls.SelectRecords(call.state, call.stream, limit=call.limit, after=call.after), now
         )
@@ -374,9 +375,7 @@ class Status:
 
     @calls.handles(calls.QueryStatusCall)
     def query(self, txn: ReadTransaction, call: calls.QueryStatusCall, now: Now) -> calls.QueryStatus:
-        """Count the rows of a query's streams. Rows that a sealed batch is about to move count as
-        delivered.
-        """
+        """Count the rows of a query's streams. Rows that a sealed batch is about to move count as delivered."""
         query = get_query(txn, call.query)
         if query is None:
             raise ProtocolError(f"query {call.query!r} is unknown: open it first (OpenQuery)")
@@ -448,17 +447,16 @@ class Status:
         return calls.StatsReply(values, state.circuits.all_statuses(now.mono_ms))
 
     def _offered(self, number: int, txn: ReadTransaction) -> int:
-        """Return how many uncommitted rows of a log the query was told of."""
         stream = self._state.numbers[number]
         return max(stream.offered - get_bounds(txn, number).committed, 0)
 
     def _sealed_rows(self, txn: ReadTransaction, query: QueryRecord) -> int:
         if query.last_sealed <= query.last_committed:
             return 0
-        head = batches.get_head(txn, query.number, query.last_sealed)
+        head = stored.get_batch(txn, query.number, query.last_sealed)
         if head is None:
             return 0
-        parts = batches.parts(txn, query.number, query.last_sealed, head.parts, self._state.payloads)
+        parts = stored.batch_parts(txn, query.number, query.last_sealed, head.parts, self._state.payloads)
         emitted = sum(len(emit.roots) // 8 for emit in head.emitted if emit.segment >= 0)
         return sum(len(part.rows) for part in parts) + emitted
 
@@ -513,10 +511,7 @@ class CallOutcome:
 
 
 class FTLayerCore:
-    """The rules of one shard. Everything it knows at its start it reads from ``store``.
-
-    Raises `StoreDamagedError` when the store's content makes no sense.
-    """
+    """The rules of one shard; what it knows at its start it reads from ``store`` (`StoreDamagedError`)."""
 
     def __init__(self, store: KeyValueStore, options: LayerOptions, now: Now) -> None:
         self._store = store
@@ -550,16 +545,13 @@ class FTLayerCore:
 
     @property
     def incarnation(self) -> int:
-        """The incarnation that calls about pending roots must name."""
         return self._state.incarnation
 
     @property
     def exact(self) -> bool:
-        """Whether it keeps every id, so that `EventIds` are worth sending and `Explain` is answered."""
         return self._state.exact
 
     def take_attempts(self) -> list[EndedAttempt]:
-        """Return which attempts of records that are followed have ended since the last call."""
         followed = self._state.followed
         return [] if followed is None else followed.take()
 
@@ -619,7 +611,6 @@ class FTLayerCore:
     def _apply_in_memory(
         self, call: calls.MemoryCall, envelope: calls.Envelope | None, now: Now
     ) -> CallOutcome:
-        """Run a call that no transaction has a part in: it has its effect at once."""
         self._check_usable()
         self._hour.advance(now)
         self._state.check_incarnation(call.incarnation)
@@ -635,11 +626,7 @@ class FTLayerCore:
         return CallOutcome(reply, _nothing)
 
     def read(self, txn: ReadTransaction, call: calls.ReadingCall, now: Now) -> calls.Reply:
-        """Answer a call that changes nothing.
-
-        Raises `MalformedRequestError`, `ProtocolError`, `StaleOwnerError`, `UnknownJobError`, and `UnsupportedError`
-        for `Explain` without the exact tracker.
-        """
+        """Answer a call that changes nothing; raises as `apply`, `UnsupportedError` without the exact tracker."""
         self._check_usable()
         if not isinstance(call, calls.ReadingCall):
             raise MalformedRequestError(f"{type(call).__name__} is no reading call")
@@ -675,9 +662,7 @@ class FTLayerCore:
         return self.next_tick_ms(now)
 
     def next_tick_ms(self, now: Now) -> int | None:
-        """Return the monotone time (ms) at which `tick` has something to do; None when never, as things
-        are.
-        """
+        """Return the monotone time (ms) at which `tick` has something to do; None when never, as things are."""
         state = self._state
         if self._tracking.ends_attempts:
             return now.mono_ms
@@ -694,10 +679,7 @@ class FTLayerCore:
         return min((time for time in times if time is not None), default=None)
 
     def intake_blocked(self, call: calls.Call, now: Now) -> str | None:
-        """Say why intake has to wait: ``max_pending``, a full store, a circuit breaker. None: apply it now.
-
-        Only `Persist`, `Register` and `Ingest` ever wait for ``max_pending``: a batch's verdict must get through.
-        """
+        """Say why intake has to wait (a full store holds all, ``max_pending`` no verdicts); None: apply it now."""
         if not isinstance(call, (calls.IntakeCall, calls.Register)):
             return None
         share = self._store.used_share
@@ -721,10 +703,7 @@ class FTLayerCore:
         )
 
     def lost(self) -> None:
-        """Tell that the current transaction was not committed: what its calls staged is forgotten.
-
-        Raises `VertexError` if one of them had changed memory: make a new `FTLayerCore` from the store.
-        """
+        """Forget what calls of the lost transaction staged; `VertexError` if memory is lost: make a new core."""
         group, self._state.group = self._state.group, Group()
         self._transaction = None
         if group.irrevocable and group.unconfirmed:

@@ -21,10 +21,7 @@ from ftlayer.vertex.store.dead_index import FailedRecord, FailedTable
 from ftlayer.vertex.store.key_value import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
 from ftlayer.vertex.store.streams import get_cursor, put_cursor, put_died_ms
 
-# What a vertex answers to probes: whether to restart it (liveness), whether to send clients to it (readiness).
-#
-# A full store stays ready: what empties it (commits, requeues, purges) comes from the same clients that fill it, and
-# there is no other vertex that they could go to.
+# What a vertex answers to probes. A full store stays ready: what empties it comes from the clients that fill it.
 
 
 STUCK_AFTER_MS = 30_000
@@ -35,8 +32,6 @@ FILLING_SHARE = 0.8
 
 
 class Phase(StrEnum):
-    """How far the life of a vertex has come."""
-
     OPENING = "opening"
     SERVING = "serving"
     STOPPING = "stopping"
@@ -49,9 +44,7 @@ class ShardPulse:
     Attributes:
         turned_ms: when its writer's loop made progress last, on the monotone clock.
         is_recovering: its rules are being made anew from the store.
-        is_over: its writer has ended.
         intake_waits_for: why the call of the intake waits that has waited longest; "" while none waits.
-        used_share: share of its store that is in use.
     """
 
     turned_ms: int
@@ -63,13 +56,7 @@ class ShardPulse:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """The answer to a probe.
-
-    Attributes:
-        phase: of the vertex.
-        reasons: what is wrong, a sentence each; the probe passes without any.
-        notes: what someone should know, and does not fail the probe.
-    """
+    """The answer to a probe; it passes without ``reasons``, a sentence each. ``notes`` do not fail it."""
 
     phase: Phase
     reasons: tuple[str, ...]
@@ -89,10 +76,7 @@ class ProbeResult:
 
 
 def liveness(phase: Phase, shards: Sequence[ShardPulse], now_ms: int) -> ProbeResult:
-    """Say whether only a restart can help.
-
-    Recovery may take as long as it takes: a restart would begin it anew.
-    """
+    """Say whether only a restart can help; recovery, which that would begin anew, may take as long as it takes."""
     return ProbeResult(phase, _what_is_stuck(phase, shards, now_ms), _notes(shards))
 
 
@@ -144,10 +128,7 @@ SHOWN_ORIGINS = 3
 
 
 class DeadLetters:
-    """`Requeue`, `Purge`, `EditAndRequeue`, `PutCursor` and `GetCursor`.
-
-    Keys that are gone are passed over: another call was faster. Each change has its line in the audit log.
-    """
+    """Changes of dead letters, each with its line in the audit log. Keys that are gone are passed over."""
 
     def __init__(self, state: ShardState, store: KeyValueStore) -> None:
         self._state = state
@@ -155,7 +136,6 @@ class DeadLetters:
 
     @calls.handles(calls.Requeue)
     def requeue(self, txn: WriteTransaction, call: calls.Requeue, now: Now) -> calls.Changed:
-        """Give dead letters their attempts back; they are due at once and keep their history."""
         taken = self._take_all(txn, call.keys)
         for stream, record in taken:
             self._wait(txn, stream, record, call.by, now)
@@ -273,17 +253,12 @@ class DeadLetters:
 
 
 def _shown_keys(keys: Sequence[bytes]) -> str:
-    """Return the keys of letters that are gone: nothing else is known of them."""
     more = f" and {len(keys) - SHOWN_ORIGINS} more" if len(keys) > SHOWN_ORIGINS else ""
     return f"key{'s' * (len(keys) > 1)} {', '.join(key.hex() for key in keys[:SHOWN_ORIGINS])}{more}"
 
 
 def as_stored(payload: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """Return a new payload under the schema that its letter has.
-
-    Raises `MalformedRequestError` that names the column, if it has another type, is missing, is one too many, or has a
-    null that the schema does not take.
-    """
+    """Return a new payload under its letter's schema; `MalformedRequestError` names a column that does not fit."""
     for index, field in enumerate(schema):
         if index >= payload.num_columns or payload.schema.field(index).name != field.name:
             raise MalformedRequestError(

@@ -19,11 +19,24 @@ from ftlayer.vertex.acker import AckerTable, BucketRotations, ExactTracker, Root
 from ftlayer.vertex.calls import Envelope, Failure, Reply, StreamCircuit
 from ftlayer.vertex.rules.followed import FollowedAttempts
 from ftlayer.vertex.rules.grouping import DeadIndex
-from ftlayer.vertex.rules.live import LiveSegments, by_segment, locations_of
-from ftlayer.vertex.rules.owners import Owners, owner_of
-from ftlayer.vertex.rules.retry import MAX_REASON, MAX_TRACEBACK, cut
-from ftlayer.vertex.rules.source_ranges import SourcePartition, SourceRange, SourceRanges
-from ftlayer.vertex.rules.streams import ShardCounters, Stream, stream_of_record
+from ftlayer.vertex.rules.source_ranges import (
+    LiveSegments,
+    SourcePartition,
+    SourceRange,
+    SourceRanges,
+    by_segment,
+    locations_of,
+)
+from ftlayer.vertex.rules.streams import (
+    MAX_REASON,
+    MAX_TRACEBACK,
+    Owners,
+    ShardCounters,
+    Stream,
+    cut,
+    owner_of,
+    stream_of_record,
+)
 from ftlayer.vertex.store import dead_index as failed
 from ftlayer.vertex.store.dead_index import FailedTable
 from ftlayer.vertex.store.key_value import ReadTransaction, WriteTransaction
@@ -115,10 +128,7 @@ class _Circuit:
         return self.breaker.state is CircuitState.CLOSED
 
     def is_for(self, now_ms: int, *, replays: bool) -> bool:
-        """Whether the next trial is one of replays, or of new records: they take turns, and wait for each other.
-
-        Of replays alone, records that never pass would keep the breaker open; of new ones, each trial would hold more.
-        """
+        """Whether the next trial is of replays, or of new records: by turns, so that neither kind holds up all."""
         if now_ms - self.half_open_ms >= OTHERS_AFTER_MS:
             return True
         has_replays = any(stream.waiting or stream.due_rows for stream in self.streams.values())
@@ -137,7 +147,6 @@ class _Circuit:
         return self.trial is None or now_ms - self.trial.out_ms >= TRIAL_MS
 
     def held_ms(self, now_ms: int) -> int:
-        """Return for how long nothing will be let out, as things are."""
         if self.trial is not None:
             return max(self.trial.out_ms + TRIAL_MS - now_ms, 0)
         return self.breaker.status(now_ms).next_trial_in_ms
@@ -168,7 +177,6 @@ class _Circuit:
                 self._decide(trial, now_ms)
 
     def forget(self, roots: Iterable[int], now_ms: int) -> None:
-        """These will not come to an end under these ids."""
         if self.trial is None:
             return
         self.trial.roots.difference_update(roots)
@@ -216,10 +224,7 @@ class Circuits:
             self._of[stream.name] = tuple(declared)
         self._circuits = {key: circuit for key, circuit in self._circuits.items() if circuit.streams}
 
-    # ------------------------------------------------------------ questions
-
     def may_take(self, stream: Stream, limit: int, now_ms: int) -> int:
-        """Return how many of ``limit`` replays may be sent now."""
         for declared, circuit in self._of.get(stream.name, ()):
             if not circuit.lets_out(now_ms):
                 limit = 0
@@ -229,7 +234,6 @@ class Circuits:
         return limit
 
     def hold_of(self, stream: Stream, now_ms: int) -> str | None:
-        """Say why no new records are taken now; None when they are."""
         held = None
         for declared, circuit in self._of.get(stream.name, ()):
             if circuit.lets_out(now_ms) and (
@@ -245,7 +249,6 @@ class Circuits:
         return max(pauses, default=0) or None
 
     def statuses(self, streams: Iterable[str], now_ms: int) -> dict[str, CircuitStatus]:
-        """Return what the breakers of streams of one job say, by name."""
         return {
             declared.name: circuit.breaker.status(now_ms)
             for stream in streams
@@ -253,13 +256,10 @@ class Circuits:
         }
 
     def all_statuses(self, now_ms: int) -> dict[str, dict[str, CircuitStatus]]:
-        """Return what all breakers say, those of queries too, by job or query and name."""
         found = {query: dict(circuits) for query, circuits in self.reported.items()}
         for (job, name), circuit in self._circuits.items():
             found.setdefault(job, {})[name] = circuit.breaker.status(now_ms)
         return found
-
-    # ------------------------------------------------------------ events
 
     def let_out(self, stream: Stream, roots: U64, now_ms: int) -> None:
         """These go out: they are the trial of what is half-open."""
@@ -332,13 +332,11 @@ class EarlyFailures:
         return 1
 
     def take(self, roots: RowRoots) -> dict[int, Failure]:
-        """Return, and forget, what is held for any of these roots."""
         if not self._held:
             return {}
         return {root: self._held.pop(root)[1] for root in set(ids_of(roots).tolist()) & self._held.keys()}
 
     def drop(self, buckets: Sequence[int]) -> int:
-        """Forget what is in these buckets; return how many that were."""
         over = [root for root, (bucket, _) in self._held.items() if bucket in buckets]
         for root in over:
             del self._held[root]
@@ -349,9 +347,8 @@ class EarlyFailures:
 class Group:
     """Effects of the calls of an open transaction that are not in memory yet.
 
-    It is dropped with its transaction. ``unconfirmed`` counts calls whose ``after`` did not run;
-    ``irrevocable`` says that one of them changed memory already, so that a lost transaction leaves memory
-    wrong.
+    It is dropped with its transaction. ``unconfirmed`` counts calls whose ``after`` did not run; ``irrevocable`` says
+    that one of them changed memory already, so that a lost transaction leaves memory wrong.
     """
 
     replies: dict[Envelope, Reply] = field(default_factory=dict)
@@ -367,8 +364,6 @@ class Group:
 
 
 class ShardState:
-    """Memory of a shard, and the typed tables of its store."""
-
     def __init__(self, options: LayerOptions, incarnation: int) -> None:
         self.options = options
         self.incarnation = incarnation
@@ -426,14 +421,12 @@ class ShardState:
         return self.streams.get(name) or self.group.streams.get(name)
 
     def stream(self, name: str) -> Stream:
-        """Return a stream; `ProtocolError` if it is not declared."""
         stream = self.find_stream(name)
         if stream is None:
             raise ProtocolError(f"stream {name!r} is unknown; declare it first (OpenStream, or OpenQuery)")
         return stream
 
     def bucket(self, stream: Stream, mono_ms: int) -> int:
-        """Return the bucket of roots of ``stream`` whose time starts now."""
         return self.rotations.bucket(stream.options.timeout_ms, mono_ms)
 
     def are_pending(self, roots: U64, locations: U64) -> Mask:
@@ -459,7 +452,6 @@ class ShardState:
             self.ranges.forget(txn, partition)
 
     def complete(self, complete: Roots, now: Now) -> None:
-        """Take note of roots that completed: their rows are done, or their replay is cancelled."""
         for segment, rows, positions in by_segment(complete.locations):
             live = self.live.get(segment)
             new = self.live.finish(segment, rows)
@@ -479,9 +471,7 @@ class ShardState:
                     self._cancel_replay(root)
 
     def _cancel_replay(self, root: int) -> None:
-        """A row that is not in its segment any more, and whose root is still tracked, waits after a
-        timeout.
-        """
+        """A row that is not in its segment any more, and whose root is still tracked, waits after a timeout."""
         key = self.timed_out.pop(root)
         self.cancelled.add(key)
         stream = self.numbers[int.from_bytes(key[:4], "big")]
@@ -502,10 +492,7 @@ def check_incarnation(incarnation: int, own: int) -> None:
 
 
 def recover(state: ShardState, txn: ReadTransaction, now: Now) -> None:
-    """Fill an empty state: what a new incarnation knows at its start.
-
-    Whatever was pending is due for replay at once, in the attempt it was in: the loss of the vertex uses up none.
-    """
+    """Fill an empty state from the store. What was pending is due at once: the loss of the vertex ends no attempt."""
     state.owners.recover(txn)
     state.dead_index.recover(txn)
     for name, record in all_streams(txn):

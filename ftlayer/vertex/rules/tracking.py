@@ -13,16 +13,14 @@ from ftlayer.records.ids import ids_of
 from ftlayer.vertex import calls
 from ftlayer.vertex.acker import NEVER, IdLists, Roots
 from ftlayer.vertex.rules.failing import Failing
-from ftlayer.vertex.rules.live import by_segment, locate, locations_of
-from ftlayer.vertex.rules.source_ranges import SourceRange
+from ftlayer.vertex.rules.source_ranges import SourcePartition, SourceRange, by_segment, locate, locations_of
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
-from ftlayer.vertex.store.key_value import WriteTransaction
-from ftlayer.vertex.store.rows import I64, U64, RowInfo, StoredBatch, first_attempts
+from ftlayer.vertex.store.key_value import WriteTransaction, put_planned
+from ftlayer.vertex.store.rows import I64, U64, RowInfo, StoredBatch, first_attempts, take_rows
 from ftlayer.vertex.store.streams import SegmentKind, get_position, put_position
 
-# Rows that one tick moves after a timeout: about a quarter of a second's work, so that calls are not held
-# up for long.
+# Rows that one tick moves after a timeout: about a quarter of a second's work, so that calls are not held up for long.
 EXPIRED_PER_TICK = 10_000
 
 NONE_FAILED: Mapping[int, calls.Failure] = {}
@@ -34,8 +32,6 @@ class Tracking:
         self._failing = failing
         self._expired: deque[Roots] = deque()
         self._failed_early: deque[tuple[Roots, list[calls.Failure]]] = deque()
-
-    # ------------------------------------------------------------ persist
 
     @calls.handles(calls.Persist)
     def persist(
@@ -78,21 +74,15 @@ class Tracking:
         ids: calls.EventIds | None = None,
         source: SourceRange | None = None,
     ) -> None:
-        """Enter all rows of a tracked segment that is new; ``values`` are the XORs of their copies' ids.
-
-        ``values`` None: each has one copy, with its root as id. ``source``: they are not in the store.
-        """
+        """Enter all rows of a new segment, ``values`` as in `enter`; those of a ``source`` are not in the store."""
         state = self._state
         done = np.zeros(len(roots), np.bool_) if source is None else source.done
         state.live.add(sequence, stream, done, now, now.wall_ms, source)
         if state.followed is not None:
             state.followed.registered(stream.name, ids_of(roots), now)
         failed = state.early.take(roots)
-        if isinstance(roots, calls.RootRange):
-            self._enter_range(stream, roots, values, sequence, now, self._lists(ids), failed)
-            return
-        values = roots if values is None else values
-        self.enter(stream, roots, values, locations_of(sequence, len(roots)), now, self._lists(ids), failed)
+        locations = locations_of(sequence, 1 if isinstance(roots, calls.RootRange) else len(roots))
+        self.enter(stream, roots, values, locations, now, self._lists(ids), failed)
 
     def register_replays(self, stream: Stream, sequence: int, info: RowInfo, now: Now) -> None:
         """Enter all rows of a tracked segment that is new, each with its root as its one copy's id."""
@@ -104,58 +94,38 @@ class Tracking:
     def enter(
         self,
         stream: Stream,
-        roots: U64,
-        values: U64,
+        roots: calls.RowRoots,
+        values: U64 | None,
         locations: U64,
         now: Now,
         ids: IdLists | None,
         failed: Mapping[int, calls.Failure] = NONE_FAILED,
     ) -> None:
-        """Enter rows of live segments in the tracker; their time starts now. Those in ``failed`` end at once."""
+        """Enter rows of live segments in the tracker; their time starts now. Those in ``failed`` end at once.
+
+        ``values`` None: the roots' own ids. Of a range of roots ``locations`` has the first one's.
+        """
         tracker = self._state.tracker
         duplicates = tracker.duplicate_registrations
         bucket = self._state.bucket(stream, now.mono_ms)
-        complete = tracker.register(roots, values, locations=locations, bucket=bucket, ids=ids)
-        self._count_entered(stream, len(roots))
+        if isinstance(roots, calls.RootRange):
+            first = int(locations[0])
+            complete = tracker.register_range(roots, values, location=first, bucket=bucket, ids=ids)
+        else:
+            values = roots if values is None else values
+            complete = tracker.register(roots, values, locations=locations, bucket=bucket, ids=ids)
+        stream.counters.registered += len(roots)
+        stream.in_flight += len(roots)
         if tracker.duplicate_registrations > duplicates:
-            self._replay_refused(stream, roots, locations, complete)
-        self._entered(complete, failed, now)
-
-    def _enter_range(
-        self,
-        stream: Stream,
-        roots: calls.RootRange,
-        values: U64 | None,
-        sequence: int,
-        now: Now,
-        ids: IdLists | None,
-        failed: Mapping[int, calls.Failure],
-    ) -> None:
-        """Do the same as `enter` for all rows of a segment."""
-        tracker = self._state.tracker
-        duplicates = tracker.duplicate_registrations
-        bucket = self._state.bucket(stream, now.mono_ms)
-        location = int(locations_of(sequence, 1)[0])
-        complete = tracker.register_range(roots, values, location=location, bucket=bucket, ids=ids)
-        self._count_entered(stream, len(roots))
-        if tracker.duplicate_registrations > duplicates:
-            self._replay_refused(stream, roots.ids(), locations_of(sequence, len(roots)), complete)
-        self._entered(complete, failed, now)
-
-    def _count_entered(self, stream: Stream, rows: int) -> None:
-        stream.counters.registered += rows
-        stream.in_flight += rows
-
-    def _entered(self, complete: Roots, failed: Mapping[int, calls.Failure], now: Now) -> None:
+            if isinstance(roots, calls.RootRange):
+                locations = locations[0] + np.arange(len(roots), dtype=np.uint64)
+            self._replay_refused(stream, ids_of(roots), locations, complete)
         if failed:
             complete = self._end_failed(complete, failed)
         self._state.complete(complete, now)
 
     def _end_failed(self, complete: Roots, failed: Mapping[int, calls.Failure]) -> Roots:
-        """Take roots that had failed before they came out of the tracker, and of those that are complete.
-
-        Their rows are moved by the next `end_attempts`, which has a transaction.
-        """
+        """Take out roots that failed before they came; their rows are moved by the next `end_attempts`."""
         roots = np.fromiter(failed, np.uint64, len(failed))
         forgotten = self._state.tracker.forget(roots)
         ended = np.isin(complete.roots, roots)
@@ -194,13 +164,9 @@ class Tracking:
         put_position(txn, stream.number, position.partition, position.start, position.end)
         return True
 
-    # ------------------------------------------------------------ events
-
     @calls.handles(calls.Xor)
     def xor(self, txn: None, call: calls.Xor, now: Now) -> calls.Xored:
-        """Fold events into pending roots. In memory only: what completes is written down by the next
-        flush.
-        """
+        """Fold events into pending roots. In memory only: what completes is written down by the next flush."""
         state = self._state
         ids = self._lists(call.ids)
         unknown = state.tracker.unknown_xors
@@ -218,7 +184,6 @@ class Tracking:
 
     @calls.handles(calls.Touch)
     def touch(self, txn: None, call: calls.Touch, now: Now) -> calls.Touched:
-        """Start the time of pending roots again."""
         state = self._state
         timeouts = {stream.options.timeout_ms for stream in state.streams.values()}
         if len(timeouts) == 1:
@@ -235,9 +200,7 @@ class Tracking:
 
     @calls.handles(calls.Fail)
     def fail(self, txn: WriteTransaction, call: calls.Fail, now: Now) -> calls.Failed:
-        """End attempts. A root that timed out before is not failed again, but its late events are ignored
-        now. With ``hold``, that of an unknown root ends when it is registered.
-        """
+        """End attempts, once each; later events are ignored. With ``hold`` unknown roots end when they come."""
         state = self._state
         state.check_incarnation(call.incarnation)
         failures: dict[int, calls.Failure] = {}
@@ -263,8 +226,6 @@ class Tracking:
         for root in roots.tolist():
             state.counters.orphans_dropped += state.early.hold(root, failures[root], bucket)
         return len(roots)
-
-    # ------------------------------------------------------------ time
 
     def advance(self, now: Now) -> None:
         """Take note of what expired, before anything is put into a bucket."""
@@ -317,8 +278,6 @@ class Tracking:
         timeouts = [stream.options.timeout_ms for stream in self._state.streams.values()]
         return 2 * max(timeouts, default=30_000)
 
-    # ------------------------------------------------------------ replay
-
     def reissue(self, stream: Stream, sequence: int, rows: I64, roots: U64, now: Now) -> None:
         """Register rows of a live segment under fresh roots, each with its root as its one copy's id."""
         live = self._state.live.get(sequence)
@@ -327,8 +286,6 @@ class Tracking:
             live.registered, live.oldest_ms = now, now.wall_ms
         live.hand_out(rows, roots)
         self.enter(stream, roots, roots, locate(sequence, rows), now, self._own_ids(roots))
-
-    # ------------------------------------------------------------ ids, for the exact tracker
 
     def _lists(self, ids: calls.EventIds | None) -> IdLists | None:
         if ids is None or not self._state.exact:
@@ -342,9 +299,170 @@ class Tracking:
 
 
 def check_intake(stream: Stream, rows: int) -> None:
-    """Raise `ProtocolError` for a call that could never be accepted."""
     if rows > stream.options.max_pending:
         raise ProtocolError(
             f"{rows} rows in one call, and {stream.name!r} may have {stream.options.max_pending} in flight "
             "(max_pending); send fewer at a time"
         )
+
+
+WANTED_AT_ONCE = 65_536
+"""Rows that one reply wants: what is more is told when these are stored."""
+
+
+class RangeCalls:
+    def __init__(self, state: ShardState, tracking: Tracking, failing: Failing) -> None:
+        self._state = state
+        self._tracking = tracking
+        self._failing = failing
+
+    @calls.handles(calls.NoteRange)
+    def note(self, txn: WriteTransaction, call: calls.NoteRange, now: Now) -> calls.RangeNoted:
+        """Keep a range that is about to be opened: no row of it can be registered before."""
+        state = self._state
+        state.owners.check([call.stream], call.owner)
+        put_planned(txn, state.stream(call.stream).number, call.number, call.planned, first=call.first)
+        return calls.RangeNoted()
+
+    @calls.handles(calls.TakeOver)
+    def take_over(self, txn: WriteTransaction, call: calls.TakeOver, now: Now) -> calls.TakenOver:
+        """Give partitions to a holder: from now on it is asked for rows, and no other one registers any."""
+        state = self._state
+        state.owners.check([call.stream], call.owner)
+        stream = state.stream(call.stream)
+        held = []
+        for name in call.partitions:
+            partition = state.ranges.opened(txn, stream, name)
+            partition.holder = call.holder
+            partition.write(txn, state.next_segment)
+            ranges = tuple(calls.OpenRange(each.segment, each.facts) for each in partition.ranges.values())
+            held.append(calls.HeldPartition(name, partition.head, *partition.head_at, ranges))
+        return calls.TakenOver(state.incarnation, tuple(held))
+
+    @calls.handles(calls.Register)
+    def register(self, txn: None, call: calls.Register, now: Now) -> calls.Registered:
+        """Enter rows of which there is no payload here. In memory only; a call that comes again has no effect."""
+        state = self._state
+        state.owners.check([call.stream], call.owner)
+        stream = state.stream(call.stream)
+        facts = call.range
+        partition = self._held(stream, facts.partition, call.holder)
+        check_intake(stream, facts.rows)
+        known = partition.known(facts)
+        if known is not None:
+            return calls.Registered(known.segment)
+        if facts.start != partition.head:
+            raise ProtocolError(
+                f"partition {facts.partition!r} of {stream.name!r} is registered up to {partition.head!r}, and these "
+                f"rows start at {facts.start!r}; ask TakeOver and go on there"
+            )
+        sequence = state.new_segment()
+        done = np.zeros(facts.rows, np.bool_)
+        roots = ids_of(call.roots)
+        added = SourceRange(partition, sequence, facts, done, roots)
+        partition.add(added)
+        stream.counters.persisted += facts.rows
+        if call.wanted:
+            self._want_all(stream, added, now)
+            return calls.Registered(sequence)
+        state.circuits.let_out(stream, roots, now.mono_ms)
+        self._tracking.register(stream, sequence, call.roots, call.values, now, call.ids, source=added)
+        return calls.Registered(sequence)
+
+    def _want_all(self, stream: Stream, added: SourceRange, now: Now) -> None:
+        rows = len(added.done)
+        self._state.live.add(added.segment, stream, added.done, now, now.wall_ms, added)
+        added.recall(np.arange(rows))
+        stream.in_flight += rows
+        stream.unstored += rows
+
+    @calls.handles(calls.AskRanges)
+    def ask(self, txn: None, call: calls.AskRanges, now: Now) -> calls.RangesTold:
+        state = self._state
+        state.owners.check([call.stream], call.owner)
+        stream = state.stream(call.stream)
+        below: dict[str, int] = {}
+        wanted: list[calls.WantedRows] = []
+        left = WANTED_AT_ONCE
+        for partition in state.ranges.of_stream(stream):
+            if partition.holder != call.holder:
+                continue
+            below[partition.name] = partition.done_below
+            for each in partition.ranges.values():
+                rows = each.wanted()[:left]
+                left -= len(rows)
+                if len(rows):
+                    wanted.append(calls.WantedRows(each.segment, rows.astype(np.uint64)))
+        return calls.RangesTold(below, tuple(wanted))
+
+    @calls.handles(calls.StoreRows)
+    def store(self, txn: WriteTransaction, call: calls.StoreRows, now: Now) -> calls.RowsStored:
+        """Store rows that are wanted: those that failed wait or are dead, those that were recalled are due."""
+        state = self._state
+        state.check_incarnation(call.incarnation)
+        state.owners.check([call.stream], call.owner)
+        stream = state.stream(call.stream)
+        live = state.live.get(call.segment)
+        if live is None or live.source is None or live.stream is not stream:
+            return calls.RowsStored(0)  # all of it is done
+        source = live.source
+        self._held(stream, source.partition.name, call.holder)
+        rows = call.rows.astype(np.int64)
+        if len(rows) and int(rows[-1]) >= len(source.done):
+            raise ProtocolError(f"row {rows[-1]} of a range that has {len(source.done)}")
+        at = np.flatnonzero(~source.done[rows] & source.wanted_of(rows))
+        if not len(at):
+            return calls.RowsStored(0)
+        ended = np.array([source.why(row) is not None for row in rows[at].tolist()], np.bool_)
+        self._store_ended(txn, source, call, at[ended], now)
+        self._store_recalled(txn, source, call, at[~ended])
+        state.live.finish(call.segment, rows[at])
+        stream.in_flight -= len(at)
+        source.partition.write(txn, state.next_segment)
+        return calls.RowsStored(len(at))
+
+    def _store_recalled(
+        self, txn: WriteTransaction, source: SourceRange, call: calls.StoreRows, at: I64
+    ) -> None:
+        if not len(at):
+            return
+        state, stream = self._state, source.partition.stream
+        roots = state.fresh_roots(len(at)) if source.roots is None else source.roots[call.rows[at]]
+        hashes = None if call.key_hashes is None else call.key_hashes[at]
+        sequence = state.new_segment()
+        batch = StoredBatch(first_attempts(roots, hashes), take_rows(call.payload, at))
+        state.segments.append(txn, sequence, stream.number, SegmentKind.TRACKED, batch)
+        state.live.add(sequence, stream, np.zeros(len(at), np.bool_))
+        stream.add_due(sequence, np.arange(len(at)))
+        stream.unstored -= len(at)
+
+    def _store_ended(
+        self, txn: WriteTransaction, source: SourceRange, call: calls.StoreRows, at: I64, now: Now
+    ) -> None:
+        if not len(at):
+            return
+        state, stream = self._state, source.partition.stream
+        bodies = state.payloads.rows(txn, call.payload)
+        for place in at.tolist():
+            row = int(call.rows[place])
+            why = source.why(row)
+            assert why is not None
+            root = np.array([why.root], np.uint64)
+            origin = root if source.roots is None else source.roots[row : row + 1]
+            hashes = None if call.key_hashes is None else call.key_hashes[place : place + 1]
+            info = RowInfo(root, origin, np.ones(1, np.int32), hashes)
+            key = self._failing.move(txn, stream, info, bodies, 0, why.cause, now, body_row=place)
+            if not why.timed_out:
+                continue
+            if key is None:
+                state.tracker.forget(root)
+            else:
+                state.timed_out[why.root] = key
+
+    def _held(self, stream: Stream, name: str, holder: str) -> SourcePartition:
+        partition = self._state.ranges.get(stream, name)
+        if partition is None or partition.holder != holder:
+            raise ProtocolError(
+                f"partition {name!r} of {stream.name!r} has another holder than {holder!r}: begin with TakeOver"
+            )
+        return partition

@@ -12,27 +12,26 @@ from itertools import groupby
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.common.clock import Now
+from ftlayer.errors import ProtocolError
+from ftlayer.vertex import calls
 from ftlayer.vertex.calls import Attempt, JobKind, RecordInfo
-from ftlayer.vertex.rules.live import LiveSegment, by_segment
-from ftlayer.vertex.rules.owners import INGEST, owner_of
+from ftlayer.vertex.rules.source_ranges import LiveSegment, by_segment
 from ftlayer.vertex.rules.state import ShardState
-from ftlayer.vertex.rules.streams import Stream
+from ftlayer.vertex.rules.streams import INGEST, MAX_HISTORY, Stream, owner_of, shortened, stored_attempt
 from ftlayer.vertex.store import dead_index
 from ftlayer.vertex.store import dead_index as failed
+from ftlayer.vertex.store import key_value as kept
 from ftlayer.vertex.store import rows as texts
-from ftlayer.vertex.store.dead_index import FailedRecord, FailedTable
-from ftlayer.vertex.store.key_value import ReadTransaction
-from ftlayer.vertex.store.meta import get_query
+from ftlayer.vertex.store.dead_index import FailedRecord, FailedTable, KeptName
+from ftlayer.vertex.store.key_value import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
 from ftlayer.vertex.store.rows import I64, Edit, History, RowInfo
-from ftlayer.vertex.store.streams import Head, Mask, get_bounds, log_entries
+from ftlayer.vertex.store.streams import Head, Mask, get_bounds, get_query, log_entries
 
 
 @dataclass(frozen=True, slots=True)
 class StreamNames:
-    """What a stream belongs to: ``owner`` and ``kind`` ("" and None for an ingest that no query reads).
-
-    ``title`` is what people call its owner, ``source`` the stream within it.
-    """
+    """What a stream belongs to: ``owner`` ("") and ``kind`` (None for an unread ingest), ``title``, its ``source``."""
 
     owner: str
     kind: JobKind | None
@@ -117,25 +116,20 @@ class Record(ABC):
 
 
 class RecordContents:
-    """What the records of one snapshot of a shard hold, read from its store."""
-
     def __init__(self, state: ShardState, txn: ReadTransaction) -> None:
-        self._state = state
-        self._txn = txn
+        self.state = state
+        self.txn = txn
         self._names: dict[int, tuple[str, str]] = {}
         self._texts: dict[bytes, str] = {}
 
     def names(self, stream: Stream) -> tuple[str, str]:
         if stream.number not in self._names:
-            names = names_of(self._state, self._txn, stream)
+            names = names_of(self.state, self.txn, stream)
             self._names[stream.number] = names.title, names.source
         return self._names[stream.number]
 
-    def stream_of(self, key: bytes) -> Stream:
-        return self._state.numbers[failed.stream_of(key)]
-
     def payload_of(self, record: FailedRecord) -> pa.RecordBatch:
-        return self._state.payloads.read(self._txn, record.digest, record.body)
+        return self.state.payloads.read(self.txn, record.digest, record.body)
 
     def attempts(self, history: History, known: Mapping[bytes, str] | None = None) -> tuple[Attempt, ...]:
         """Return failed attempts as a reply has them; ``known`` has their texts, None: the store has them."""
@@ -160,15 +154,8 @@ class RecordContents:
         if known is not None:
             return known[digest]
         if digest not in self._texts:
-            self._texts[digest] = texts.read(self._txn, digest)
+            self._texts[digest] = texts.read(self.txn, digest)
         return self._texts[digest]
-
-    def segment_may_say(self, sequence: int, sought: bytes) -> bool:
-        """Whether ``sought`` can be in the payload of a segment."""
-        return sought in self._state.segments.body(self._txn, sequence)
-
-    def rows_payload(self, sequence: int, head: Head, which: I64) -> pa.RecordBatch:
-        return self._state.segments.payload(self._txn, sequence, head, which)
 
 
 class FailedEntry(Record):
@@ -184,7 +171,8 @@ class FailedEntry(Record):
         record: FailedRecord,
         prefix: bytes = b"",
     ) -> None:
-        super().__init__(prefix + key, contents.stream_of(key), record.root, record.origin)
+        stream = contents.state.numbers[failed.stream_of(key)]
+        super().__init__(prefix + key, stream, record.root, record.origin)
         self._stored_key = key
         self._contents = contents
         self._table = table
@@ -211,41 +199,32 @@ class FailedEntry(Record):
         return self._info(self._contents, str(self._table), record.attempt, due_ms, history, 0, record.edit)
 
 
+@dataclass(slots=True, eq=False)
 class SegmentRows:
     """Rows of a segment whose payload is read when the first of them is looked into."""
 
-    def __init__(
-        self,
-        contents: RecordContents,
-        sequence: int,
-        head: Head,
-        which: I64,
-        info: RowInfo,
-        stream: Stream,
-        state: str,
-        registered_ms: int,
-    ) -> None:
-        self.contents = contents
-        self.info = info
-        self.stream = stream
-        self.state = state
-        self.registered_ms = registered_ms
-        self._sequence = sequence
-        self._head = head
-        self._which = which
-        self._payload: pa.RecordBatch | None = None
-        self._said: dict[bytes, bool] = {}
+    contents: RecordContents
+    sequence: int
+    head: Head
+    which: I64
+    info: RowInfo
+    stream: Stream
+    state: str
+    registered_ms: int
+    _payload: pa.RecordBatch | None = None
+    _said: dict[bytes, bool] = field(default_factory=dict)
 
     @property
     def payload(self) -> pa.RecordBatch:
         if self._payload is None:
-            self._payload = self.contents.rows_payload(self._sequence, self._head, self._which)
+            segments, txn = self.contents.state.segments, self.contents.txn
+            self._payload = segments.payload(txn, self.sequence, self.head, self.which)
         return self._payload
 
     def may_say(self, sought: bytes) -> bool:
-        """Whether ``sought`` can be in one of the rows."""
         if sought not in self._said:
-            self._said[sought] = self.contents.segment_may_say(self._sequence, sought)
+            body = self.contents.state.segments.body(self.contents.txn, self.sequence)
+            self._said[sought] = sought in body
         return self._said[sought]
 
 
@@ -302,11 +281,7 @@ NEVER_MS = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Which part of a walk is wanted: of which streams, and with times from ``since_ms`` on and before ``until_ms``.
-
-    ``streams`` are in the order of their numbers. ``after`` is the key that the walk before came to. ``most`` rows of a
-    segment are read at once.
-    """
+    """Which part of a walk is wanted: ``streams``, times, behind ``after``; ``most`` rows are read at once."""
 
     streams: Sequence[Stream]
     after: bytes
@@ -318,10 +293,6 @@ class Span:
     def __post_init__(self) -> None:
         object.__setattr__(self, "numbers", frozenset(stream.number for stream in self.streams))
 
-    def behind(self, after: bytes) -> Span:
-        """Return the same part from behind ``after`` on."""
-        return replace(self, after=after)
-
 
 @dataclass(frozen=True, slots=True)
 class PassedRows:
@@ -331,15 +302,12 @@ class PassedRows:
 
 
 class Walks:
-    """Walks through one snapshot of a shard."""
-
     def __init__(self, state: ShardState, txn: ReadTransaction) -> None:
         self._state = state
         self._txn = txn
         self._contents = RecordContents(state, txn)
 
     def records(self, state: str, span: Span) -> Iterator[Record | PassedRows]:
-        """Return the records in a state, one of `ListRecords.state`."""
         match state:
             case "pending":
                 return self._tracked(span, is_due=False)
@@ -349,10 +317,7 @@ class Walks:
                 return self._failed(FailedTable.DEAD, span)
         return self._delivery(span)
 
-    # ------------------------------------------------------------ failed records
-
     def newest_dead(self, span: Span) -> Iterator[Record]:
-        """Return dead letters of all streams from the latest on."""
         entries = [self._backwards(stream, span) for stream in span.streams if stream.dead]
         # Behind the stream a key has the time, and a number that no other has.
         for key, value in heapq.merge(*entries, key=lambda entry: entry[0][4:], reverse=True):
@@ -399,10 +364,7 @@ class Walks:
         for key, value in self._txn.scan(FailedTable.DEAD, start, stop, reverse=True):
             yield bytes(key), value
 
-    # ------------------------------------------------------------ rows of segments
-
     def pending_root(self, root: int) -> Iterator[Record]:
-        """Return the pending record that is tracked under ``root``, if there is one."""
         located = self._state.tracker.locate(np.array([root], np.uint64))
         for sequence, rows, _ in by_segment(located.locations[located.pending]):
             yield from self._tracked_at(sequence, rows, is_due=False)
@@ -411,9 +373,9 @@ class Walks:
         after = span.after
         if not after.startswith(_IN_TABLE):
             if not span.since_ms:
-                yield from self._tracked(span.behind(after[1:]), is_due=True)
+                yield from self._tracked(replace(span, after=after[1:]), is_due=True)
             after = b""
-        yield from self._failed(FailedTable.WAITING, span.behind(after[1:]), _IN_TABLE)
+        yield from self._failed(FailedTable.WAITING, replace(span, after=after[1:]), _IN_TABLE)
 
     def _tracked(self, span: Span, *, is_due: bool) -> Iterator[Record | PassedRows]:
         """Return rows of tracked segments: those that are due, or those that are in flight."""
@@ -437,7 +399,6 @@ class Walks:
                 yield from self._rows(sequence, live, which[at : at + span.most], is_due=is_due)
 
     def _rows_in(self, live: LiveSegment, sequence: int, span: Span, *, is_due: bool) -> I64:
-        """Return the rows of a segment that are in this state, and in this part of the walk."""
         since_ms = 0 if is_due else _registered_ms(live)
         if live.stream.number not in span.numbers or not span.since_ms <= since_ms < span.until_ms:
             return _NO_ROWS
@@ -474,8 +435,6 @@ class Walks:
         for index, row in enumerate(which.tolist()):
             yield SegmentRow(rows, index, prefix + _row_key(sequence, row))
 
-    # ------------------------------------------------------------ single records
-
     def at_keys(self, state: str, keys: Iterable[bytes]) -> Iterator[Record]:
         """Return the records that have one of ``keys`` and are in this state, in the order of their keys."""
         for start, group in groupby(sorted(keys), lambda key: key[:-4]):
@@ -510,8 +469,6 @@ class Walks:
             if record.key == key:
                 yield record
             return
-
-    # ------------------------------------------------------------ delivery logs
 
     def _delivery(self, span: Span) -> Iterator[Record]:
         if span.since_ms:
@@ -558,3 +515,141 @@ def _row_key(sequence: int, row: int) -> bytes:
 
 def _registered_ms(live: LiveSegment) -> int:
     return 0 if live.registered is None else live.registered.wall_ms
+
+
+class BarrierLetters:
+    """Letters of jobs in barrier mode. A requeued one is among the waiting records, and no replay."""
+
+    def __init__(self, state: ShardState, store: KeyValueStore) -> None:
+        self._state = state
+        self._store = store
+
+    @calls.handles(calls.KeepLetters)
+    def keep(self, txn: WriteTransaction, call: calls.KeepLetters, now: Now) -> calls.LettersKept:
+        state = self._state
+        state.owners.check([call.stream], call.owner)
+        stream = state.stream(call.stream)
+        job = owner_of(call.stream)
+        if kept.is_kept(txn, job, call.file, call.part):
+            return calls.LettersKept(0)
+        if self._store.used_share >= INTAKE_SHARE:
+            raise ProtocolError(
+                f"the store has used {self._store.used_share:.0%} of its {self._store.max_bytes} bytes, and takes no "
+                "letters in: purge some, or wait until records complete"
+            )
+        kept.put_kept(txn, job, call.file, call.part)
+        roots = state.fresh_roots(len(call.letters))
+        for root, letter in zip(roots.tolist(), call.letters, strict=True):
+            row = state.payloads.rows(txn, letter.payload)
+            record = FailedRecord(
+                root=root,
+                origin=root,
+                attempt=letter.attempts[-1].number,
+                key_hashes=None,
+                flat_hashes=False,
+                history=self._history(letter.attempts),
+                digest=row.digest,
+                body=row.body(0),
+                kept=KeptName(letter.letter, letter.facts),
+            )
+            self._put_dead(txn, stream, record, now)
+            stream.counters.dead += 1
+        return calls.LettersKept(len(call.letters))
+
+    @calls.handles(calls.ForgetLetters)
+    def forget(self, txn: WriteTransaction, call: calls.ForgetLetters, now: Now) -> calls.LettersKept:
+        self._state.owners.check([call.job], call.owner)
+        return calls.LettersKept(kept.forget_kept(txn, call.job, call.file))
+
+    @calls.handles(calls.GetRequeued)
+    def requeued(self, txn: ReadTransaction, call: calls.GetRequeued, now: Now) -> calls.RequeuedLetters:
+        """Return a page of letters that were requeued, and are in no checkpoint of their job yet."""
+        self._state.owners.check([call.job], call.owner)
+        contents = RecordContents(self._state, txn)
+        found: list[calls.RequeuedLetter] = []
+        size = 0
+        for key, record in self._waiting(txn, call.job, call.after):
+            if len(found) == call.limit or size >= calls.MAX_PAGE_BYTES:
+                return calls.RequeuedLetters(tuple(found), found[-1].key)
+            assert record.kept is not None
+            stream = self._state.numbers[failed.stream_of(key)].name
+            payload = contents.payload_of(record)
+            attempts = contents.attempts(record.history)
+            found.append(
+                calls.RequeuedLetter(key, stream, *record.kept, payload, attempts, edited=record.is_edited)
+            )
+            size += payload.nbytes + sum(len(each.traceback) for each in attempts)
+        return calls.RequeuedLetters(tuple(found), b"")
+
+    @calls.handles(calls.Readmitted)
+    def readmitted(self, txn: WriteTransaction, call: calls.Readmitted, now: Now) -> calls.Changed:
+        self._state.owners.check([call.job], call.owner)
+        return calls.Changed(sum(self._take(txn, call.job, key) is not None for key in call.keys))
+
+    @calls.handles(calls.ReturnLetters)
+    def give_back(self, txn: WriteTransaction, call: calls.ReturnLetters, now: Now) -> calls.Changed:
+        self._state.owners.check([call.job], call.owner)
+        count = 0
+        for key in call.keys:
+            taken = self._take(txn, call.job, key, with_texts=False)
+            if taken is not None:
+                stream, record = taken
+                self._put_dead(txn, stream, self._with_reason(record, call.reason, now), now)
+                count += 1
+        return calls.Changed(count)
+
+    def _put_dead(self, txn: WriteTransaction, stream: Stream, record: FailedRecord, now: Now) -> None:
+        stream.died_ms = max(stream.died_ms, now.wall_ms)
+        key = failed.key_of(stream.number, stream.died_ms, self._state.new_serial())
+        failed.put(txn, FailedTable.DEAD, key, record)
+        self._state.dead_index.add(txn, key, record)
+        stream.dead += 1
+
+    def _history(self, attempts: Sequence[calls.Attempt]) -> History:
+        if len(attempts) > MAX_HISTORY:
+            attempts = (*attempts[:1], *attempts[1 - MAX_HISTORY :])
+        hold = self._state.group.texts.hold
+        return tuple(
+            stored_attempt(
+                each.number,
+                each.at_ms,
+                calls.Failure(0, each.reason, each.operator, each.traceback, place=each.place),
+                hold,
+            )._replace(requeued_ms=each.requeued_ms, requeued_by=each.requeued_by)
+            for each in attempts
+        )
+
+    def _with_reason(self, record: FailedRecord, reason: str, now: Now) -> FailedRecord:
+        texts = self._state.group.texts
+        earlier = shortened(record.history)
+        # What is left out of the middle is held no more.
+        texts.release_all(tuple(each for each in record.history if each not in earlier))
+        last = record.history[-1]
+        again = stored_attempt(last.number, now.wall_ms, calls.Failure(0, reason, last.operator), texts.hold)
+        return replace(record, history=(*earlier, again), attempt=last.number)
+
+    def _take(
+        self, txn: WriteTransaction, job: str, key: bytes, *, with_texts: bool = True
+    ) -> tuple[Stream, FailedRecord] | None:
+        """Take a requeued letter of a job out of the waiting records; None where it is gone."""
+        record = failed.get(txn, FailedTable.WAITING, key)
+        stream = self._state.numbers.get(failed.stream_of(key))
+        if record is None or record.kept is None or stream is None or owner_of(stream.name) != job:
+            return None
+        txn.delete(FailedTable.WAITING, key)
+        stream.waiting -= 1
+        if with_texts:
+            self._state.group.texts.release_all(record.history)
+        return stream, record
+
+    def _waiting(self, txn: ReadTransaction, job: str, after: bytes) -> Iterator[tuple[bytes, FailedRecord]]:
+        streams = sorted(
+            stream.number
+            for stream in self._state.numbers.values()
+            if stream.waiting and owner_of(stream.name) == job
+        )
+        for number in streams:
+            for found, value in failed.scan(txn, FailedTable.WAITING, number):
+                key = bytes(found)
+                if key > after and (record := failed.decode(value)).kept is not None:
+                    yield key, record

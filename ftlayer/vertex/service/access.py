@@ -54,10 +54,7 @@ class AccessFile:
 
 
 def write_access(path: Path, access: AccessFile) -> None:
-    """Write ``path`` with mode 0600: a reader sees all of the new content, or what was there before.
-
-    Raises `StorePathError`.
-    """
+    """Write ``path`` with mode 0600, all of it or nothing. Raises `StorePathError`."""
     new = path.with_name(path.name + ".new")
     try:
         new.unlink(missing_ok=True)  # a driver was killed while it wrote
@@ -96,10 +93,7 @@ def is_process(pid: int) -> bool:
 
 
 def link_access(directory: Path, path: Path, name: str = FOUND_ACCESS_FILE) -> None:
-    """Let tools find ``path`` in a `SocketDirectory`, and no more in that of a process that was killed.
-
-    Raises `StorePathError`.
-    """
+    """Let tools find ``path`` here, and no more where a killed process left it. Raises `StorePathError`."""
     for other in socket_directories():
         link = other / name
         if other != directory and link.is_symlink() and link.resolve() == path.resolve():

@@ -62,10 +62,7 @@ def check_limits(options: VertexOptions) -> None:
 
 
 def prepare_vertex(path: Path) -> None:
-    """Make ``path`` a private directory, or make sure that it is one of a vertex, or empty.
-
-    Raises `StorePathError`.
-    """
+    """Make ``path`` a private directory, or check that it is a vertex's, or empty. Raises `StorePathError`."""
     try:
         path.mkdir(mode=MODE, parents=True, exist_ok=True)
         if not (path / DESCRIPTION).exists():

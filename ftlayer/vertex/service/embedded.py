@@ -129,11 +129,7 @@ class EmbeddedVertex:
     """
 
     def __init__(self, options: VertexOptions, *, host: str | None = None, visits: bool = False) -> None:
-        """Prepare; starts nothing yet.
-
-        One that ``visits`` the store of a program that has ended leaves what that has left: it writes behind the log,
-        and tools do not find it.
-        """
+        """Start nothing yet. With ``visits``, in an ended program's store: log behind its log, hidden from tools."""
         self._visits = visits
         self._host = host
         self._sockets: SocketDirectory | None = None
@@ -170,20 +166,15 @@ class EmbeddedVertex:
 
     @property
     def address(self) -> str:
-        """Where clients find it; "" before `start`."""
         return self._address
 
     @property
     def pid(self) -> int | None:
-        """The process id of the child that runs now; None when there is none."""
         process = self._process
         return None if process is None or process.poll() is not None else process.pid
 
     def start(self) -> str:
-        """Start the child, wait until it serves, and return its address.
-
-        Raises what kept it from starting (`StoreError`, `ConfigError`), or `VertexError` with its last words.
-        """
+        """Start the child, return its address when it serves. Raises what kept it from that, or its last words."""
         with self._lock:
             if self._supervisor is not None:
                 raise VertexError("this embedded vertex was started before; make another")
@@ -240,8 +231,6 @@ class EmbeddedVertex:
             if self._sockets is not None:
                 self._sockets.remove()
 
-    # ------------------------------------------------------------ tools
-
     def _let_tools_in(self) -> None:
         access = AccessFile(self._address, self.token, self.root_certs, self.client_pem, os.getpid())
         try:
@@ -258,8 +247,6 @@ class EmbeddedVertex:
         access, self._access = self._access, None
         if access is not None:
             remove_access(self._path / ACCESS_FILE, access)
-
-    # ------------------------------------------------------------ the child
 
     def _first_place(self) -> Address:
         if self._host is not None:
@@ -365,7 +352,6 @@ def _open_log(path: Path) -> IO[bytes]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Let the child finish and wait for its end; kill it where that takes too long."""
     _end_input(process)
     try:
         process.wait(STOP_TIMEOUT_S)
@@ -376,7 +362,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end_input(process: subprocess.Popen[bytes]) -> None:
-    """Close the child's stdin, which tells it to stop."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it is dead already
         process.stdin.close()

@@ -24,9 +24,8 @@ logger = logging.getLogger(__name__)
 def keep_freed_memory() -> None:
     """Give freed memory back to the system rarely.
 
-    gRPC reads messages into memory of their own. By default most of it is given back when it is freed and comes
-    back as pages that the kernel has to zero: a third of a busy vertex's time. Does nothing where the C library is
-    not glibc.
+    gRPC reads messages into memory of their own. By default most of it is given back when it is freed and comes back as
+    pages that the kernel has to zero: a third of a busy vertex's time. Does nothing where the C library is not glibc.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -41,8 +40,7 @@ def keep_freed_memory() -> None:
 def give_back_freed_memory(most_bytes: int = MOST_FREE_BYTES) -> bool:
     """Give freed memory back to the system, if there are more than ``most_bytes`` of it; whether there were.
 
-    For now and then: a few large messages leave gigabytes that are free and in pieces, which the C library keeps. Does
-    nothing where it is not glibc.
+    For now and then: a few large messages leave gigabytes that are free and in pieces. Needs glibc.
     """
     glibc = _glibc()
     if glibc is None:

@@ -36,20 +36,14 @@ LIVEZ, READYZ = "/livez", "/readyz"
 
 
 class Pulsing(Protocol):
-    """What has shards that show how they are: a vertex."""
-
     def pulses(self) -> Sequence[ShardPulse]:
         """Return one of each shard, without waiting for any."""
 
 
 class Probes:
-    """The life of a vertex as its process tells it, for probes. Any thread may ask.
-
-    Asking takes no lock that a writer holds: a writer that hangs cannot keep a probe from saying so.
-    """
+    """The life of a vertex as its process tells it. Any thread may ask; no lock is taken that a writer holds."""
 
     def __init__(self, mono_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000) -> None:
-        """Begin with a vertex that opens its stores; ``mono_ms`` is the clock of the shards."""
         self._mono_ms = mono_ms
         self._vertex: Pulsing | None = None
         self._phase = Phase.OPENING
@@ -59,7 +53,6 @@ class Probes:
         return self._phase
 
     def opened(self, vertex: Pulsing) -> None:
-        """Tell that the stores are open; nothing listens yet."""
         self._vertex = vertex
 
     def serving(self) -> None:
@@ -118,7 +111,6 @@ class Metrics:
     def __init__(
         self, gather: Callable[[], Families], host: str, port: int | None, probes: Probes | None = None
     ) -> None:
-        """``gather`` returns the values of now; it is called on a thread of the endpoint's."""
         self._gather = gather
         self._host = host
         self._port = port
@@ -176,9 +168,9 @@ class Metrics:
 
 
 class _Server(ThreadingWSGIServer):
-    """Bounds what callers can make it hold, who show no token: each connection is a thread and a descriptor.
+    """Each connection is a thread and a descriptor, and callers show no token: of these there are `MAX_CONNECTIONS`.
 
-    A new one beyond `MAX_CONNECTIONS` ends the oldest whose request has not come; where all have, it is ended itself.
+    One more ends the oldest whose request has not come; where all have, it is ended itself.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:

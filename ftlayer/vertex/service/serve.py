@@ -96,8 +96,6 @@ WriteFrame = Callable[[bytes], None]
 
 
 class VertexServer(TokenServer):
-    """Serves a vertex; it listens from the moment it is made, at ``address``."""
-
     def __init__(
         self,
         vertex: Vertex,
@@ -108,15 +106,10 @@ class VertexServer(TokenServer):
         certificate: tuple[bytes, bytes] | None = None,
         client_ca: bytes | None = None,
     ) -> None:
-        """Listen; ``certificate`` is the PEM of (chain, key) for TLS, ``client_ca`` that of who signs clients'.
-
-        Raises `pyarrow.ArrowException` or OSError when the address cannot be listened on.
-        """
+        """Listen; ``certificate`` is the PEM of (chain, key) for TLS, ``client_ca`` signs clients'."""
         self._vertex = vertex
         self._max_message_bytes = max_message_bytes
         super().__init__(listen, token=token, certificate=certificate, client_ca=client_ca)
-
-    # ------------------------------------------------------------ actions
 
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
         return [
@@ -126,7 +119,6 @@ class VertexServer(TokenServer):
         ]
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
-        """Run one action to its end; see the module's docstring."""
         self.admitted(context)
         try:
             body = self._checked(action.body)
@@ -182,8 +174,6 @@ class VertexServer(TokenServer):
             "send fewer rows at a time, or the call in parts"
         )
 
-    # ------------------------------------------------------------ streams of calls
-
     def do_put(
         self,
         context: flight.ServerCallContext,
@@ -191,7 +181,6 @@ class VertexServer(TokenServer):
         reader: flight.MetadataRecordBatchReader,
         writer: flight.FlightMetadataWriter,
     ) -> None:
-        """Run the calls of a stream; see the module's docstring."""
         self.admitted(context)
         self._run_put(descriptor, reader, writer.write)
 
@@ -254,13 +243,11 @@ class VertexServer(TokenServer):
 class StreamAnswers:
     """Writes a stream's answers as they come.
 
-    Those that are there at once are written by the thread that reads the stream, the others by a thread of
-    their own: a client that does not read its answers holds up these two (and so itself), but neither the
-    shard nor anyone else.
+    Those that are there at once are written by the thread that reads the stream, the others by a thread of their own: a
+    client that does not read its answers holds up these two (and so itself), but neither the shard nor anyone else.
     """
 
     def __init__(self, write: WriteFrame) -> None:
-        """Made by the thread that reads the stream."""
         self._write_frame = write
         self._writing = threading.Lock()
         self._client_is_there = True
@@ -285,7 +272,6 @@ class StreamAnswers:
         return answer
 
     def finish(self) -> None:
-        """Wait until every call expected has been answered, and what can be written is written."""
         for _ in range(MAX_CALLS_IN_FLIGHT):
             self._room.get()
         self._late.finish()
@@ -598,11 +584,7 @@ def _traced(tracing: Tracing | None, spans: SpanExport | None) -> Traced | None:
 def open_vertex(
     options: VertexOptions, on_fatal: Callable[[Exception], None], traced: Traced | None = None
 ) -> Vertex:
-    """Open (or make) the stores of a vertex, and recover what they hold.
-
-    Raises what is wrong with the directory or a store (`StoreError`), and `ConfigError` for another number
-    of shards than the store was made with.
-    """
+    """Open (or make) the stores of a vertex and recover what they hold; raises as `fix_shards` and `LmdbStore.open`."""
     path = Path(options.path)
     prepare_vertex(path)
     fix_shards(path, options.shards)

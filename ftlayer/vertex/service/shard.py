@@ -65,8 +65,7 @@ REFUSALS = (MalformedRequestError, ProtocolError, StaleIncarnationError, StaleOw
 class ShardParts:
     """What a shard is made of, and made again of after its memory was lost.
 
-    ``sync_every_ms`` None: syncing is the store's own business. ``flush_ms``: how long completions stay
-    unwritten, as the layer was told. ``trace`` gets the attempts that the layer follows, when they have ended.
+    ``sync_every_ms`` None: the store syncs by itself. ``flush_ms``: how long completions stay unwritten.
     """
 
     open_store: Callable[[], KeyValueStore]
@@ -96,7 +95,6 @@ def shard_closed() -> VertexUnavailableError:
 
 
 def internal_fault(error: Exception) -> FTLayerError:
-    """Return the answer to a call that hit a fault in the vertex itself."""
     return FTLayerError(f"fault in the vertex, see its log: {described(error)}")
 
 
@@ -122,7 +120,6 @@ class Rules:
 
     @property
     def incarnation(self) -> int:
-        """The incarnation that calls about pending roots must name."""
         return self._layer.incarnation
 
     @property
@@ -141,10 +138,7 @@ class Rules:
         return self._parts.now()
 
     def in_memory(self, call: MemoryCall, envelope: Envelope | None) -> Reply | None:
-        """Run a call that needs no store; None if it has to wait for room.
-
-        Raises what the rules raise, `VertexUnavailableError` when lost.
-        """
+        """Run a call that needs no store; None if it has to wait for room. Raises as the rules, and when lost."""
         with self._staging() as layer:
             if isinstance(call, Register) and layer.intake_blocked(call, self.now()) is not None:
                 return None
@@ -152,10 +146,7 @@ class Rules:
             outcome.after()
             return outcome.reply
 
-    # ------------------------------------------------------------ the writer's
-
     def read(self, call: ReadingCall) -> Reply:
-        """Answer a call that changes nothing, in a snapshot of the store."""
         with self.store.read() as txn, self._staging() as layer:
             return layer.read(txn, call, self.now())
 
@@ -171,16 +162,12 @@ class Rules:
         return next_ms
 
     def next_tick_ms(self) -> int | None:
-        """Return when `tick` has something to do, as things are."""
         with self._staging() as layer:
             return layer.next_tick_ms(self.now())
 
     @contextmanager
     def staging(self, *, changes_memory: bool) -> Iterator[FTLayerCore]:
-        """Lend the layer for the calls of one transaction; `confirm` or `abandon` has to follow.
-
-        ``changes_memory``: the calls change memory before the commit, so that memory is lost without it.
-        """
+        """Lend the layer for one transaction; `confirm` or `abandon` follows, which loses memory that was changed."""
         with self._staging() as layer:
             self._changes_memory = changes_memory
             yield layer
@@ -241,8 +228,7 @@ class _CallGroup:
 class Intake:
     """The intake calls of a shard that wait. For the writer's thread alone.
 
-    Calls of one stream (of one query, for verdicts) go in the order they came; those of others overtake
-    them when they are held back.
+    Calls of one stream (of one query, for verdicts) keep their order; others overtake them when they are held back.
     """
 
     def __init__(self, persist_timeout_ms: int) -> None:
@@ -265,7 +251,6 @@ class Intake:
         return self._found_full and bool(self._waiting)
 
     def add(self, waiting: Waiting) -> None:
-        """Let a call wait for its turn."""
         self._waiting.append(waiting)
 
     def run(self, rules: Rules) -> bool:
@@ -300,7 +285,6 @@ class Intake:
         return moved and bool(self._waiting) and not rules.lost
 
     def fail_all(self) -> None:
-        """Answer everything that waits: the vertex is stopping."""
         for waiting in self._waiting:
             waiting.answer(shard_closed())
         self._waiting.clear()
@@ -396,7 +380,6 @@ class Shard:
     """
 
     def __init__(self, parts: ShardParts, name: str, on_fatal: Callable[[Exception], None]) -> None:
-        """Open the store and recover what it holds; raises what these raise."""
         self._parts = parts
         self._on_fatal = on_fatal
         self._changed = threading.Condition()  # guards the queue and _closing
@@ -456,7 +439,6 @@ class Shard:
         self._thread.join()
 
     def _has_to_queue(self, call: MemoryCall) -> bool:
-        """Whether a call has to wait behind others of its stream that wait for room."""
         return isinstance(call, Register) and self._queued_registers.get(call.stream, 0) > 0
 
     def _queued(self, call: Call, answer: Answer) -> Answer:
@@ -490,8 +472,6 @@ class Shard:
                 self._changed.notify()
         return reply
 
-    # ------------------------------------------------------------ the writer
-
     def _run(self) -> None:
         try:
             while self._wait():
@@ -503,7 +483,6 @@ class Shard:
             self._on_fatal(error)
 
     def _wait(self) -> bool:
-        """Wait for a call or the time of a tick; return whether to go on."""
         with self._changed:
             if not self._queue and not self._closing:
                 pause_ms = min(self._next_tick_ms - self._parts.now().mono_ms, LONGEST_SLEEP_MS)

@@ -27,17 +27,16 @@ from ftlayer.errors import (
 from ftlayer.records.ids import ids_of, shard_of
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules.operating import ShardPulse
-from ftlayer.vertex.rules.owners import INGEST, owner_of
 from ftlayer.vertex.rules.state import check_incarnation
+from ftlayer.vertex.rules.streams import INGEST, owner_of
 from ftlayer.vertex.service.directory import ROUTES
 from ftlayer.vertex.service.shard import Answer, Shard, ShardParts
 
 
 class Router:
-    """Owners (queries, jobs, ingests) → shard, always the same.
+    """Owners (queries, jobs, ingests) → shard, always the same: by CRC-32.
 
-    An owner goes where its CRC-32 says, except a query that reads an ingest: it goes where that ingest
-    is, so that a batch of it is one transaction. Such choices are written to ``path`` before they count.
+    But a query goes where the ingest is that it reads, for one transaction a batch: ``path`` has that before it counts.
     """
 
     def __init__(self, path: Path, shards: int) -> None:
@@ -58,10 +57,7 @@ class Router:
         return zlib.crc32(owner.encode("utf-8", "surrogatepass")) % self._shards if pinned is None else pinned
 
     def open_query(self, query: str, streams: tuple[str, ...]) -> int:
-        """Choose the shard of a query by the ingests it reads, once and for all.
-
-        Raises `ProtocolError` when its ingests are on different shards, or elsewhere than it is already.
-        """
+        """Choose a query's shard by its ingests, once and for all; `ProtocolError` where these are on several."""
         if self._shards == 1:
             return 0
         wanted = {stream: self.shard_of(stream) for stream in streams if stream.startswith(INGEST)}
@@ -104,10 +100,7 @@ _LARGEST = ("used_share", "oldest_seconds")
 
 
 class Gather:
-    """Takes ``parts`` answers from any threads and gives one: their sum, or the first error.
-
-    An error of one shard does not undo what the others did; the call sent again is new to it alone.
-    """
+    """Takes ``parts`` answers from any threads and gives one: their sum, or the first error, which undoes nothing."""
 
     def __init__(self, parts: int, answer: Answer, add: Callable[[Any, Any], Any]) -> None:
         self._left = parts
@@ -152,17 +145,14 @@ Counts = TypeVar("Counts", calls.Xored, calls.Touched, calls.Failed, calls.Chang
 
 
 def add_counts(a: Counts, b: Counts) -> Counts:
-    """Add two replies that are counts, field by field."""
     return type(a)(*map(operator.add, dataclasses.astuple(a), dataclasses.astuple(b)))
 
 
 def add_streams(a: calls.StreamList, b: calls.StreamList) -> calls.StreamList:
-    """Put the streams of two shards in one order."""
     return calls.StreamList(tuple(sorted(a.streams + b.streams, key=lambda stream: stream.stream)))
 
 
 def add_jobs(a: calls.JobList, b: calls.JobList) -> calls.JobList:
-    """List the jobs of two shards together, the latest first."""
     jobs = sorted((*a.jobs, *b.jobs), key=lambda announced: announced.job.since_ms, reverse=True)
     return calls.JobList(tuple(jobs))
 
@@ -185,10 +175,7 @@ def position_of(key: bytes) -> tuple[bytes, bytes]:
 
 
 def newest_first(limit: int) -> Callable[[calls.RecordPage, calls.RecordPage], calls.RecordPage]:
-    """Return what makes one page of two of the latest letters; their keys have their shard in front.
-
-    A page ends where one of the two did that has more: what the other one has behind that is for the next page.
-    """
+    """Return what joins two pages of the latest letters; it ends where one of the two did that has more behind."""
 
     def add(a: calls.RecordPage, b: calls.RecordPage) -> calls.RecordPage:
         ends = [page.more for page in (a, b) if page.more]
@@ -206,7 +193,6 @@ def newest_first(limit: int) -> Callable[[calls.RecordPage, calls.RecordPage], c
 
 
 def add_stats(a: calls.StatsReply, b: calls.StatsReply) -> calls.StatsReply:
-    """Add counters and gauges; of shares the larger."""
     values = dict(a.values)
     for name, value in b.values.items():
         values[name] = _add_value(name, values[name], value) if name in values else value
@@ -218,10 +204,7 @@ def add_stats(a: calls.StatsReply, b: calls.StatsReply) -> calls.StatsReply:
 
 
 def add_hours(a: calls.Hour, b: calls.Hour) -> calls.Hour:
-    """Add the points of two shards step by step; where one has none, the other's count.
-
-    Asked around the end of a step, one of them may be a step ahead: what both have is given.
-    """
+    """Add the points of two shards step by step, of those that both have: one may be a step ahead."""
     if a.end_ms > b.end_ms:
         a, b = b, a
     ahead = round((b.end_ms - a.end_ms) / a.step_ms)
@@ -256,10 +239,9 @@ _ADD: dict[type, Callable[[Any, Any], Any]] = {
 
 
 class Vertex:
-    """Shards behind one face. Any thread may submit calls.
+    """Shards behind one face, for any thread; keys of records begin with two bytes for the shard.
 
-    The incarnation it gives is the sum of its shards', so that it changes when any of them was made anew.
-    Keys of records begin with two bytes for the shard.
+    Its incarnation is the sum of its shards', so that it changes when any of them was made anew.
     """
 
     def __init__(
@@ -283,12 +265,10 @@ class Vertex:
 
     @property
     def incarnation(self) -> int:
-        """What calls about pending roots must name."""
         return sum(shard.incarnation for shard in self._shards)
 
     @property
     def exact(self) -> bool:
-        """Whether every id is kept, so that `Explain` is answered."""
         return self._shards[0].exact
 
     def pulses(self) -> list[ShardPulse]:
@@ -308,8 +288,6 @@ class Vertex:
             self._route(call, envelope, answer)
         except FTLayerError as error:
             answer(error)
-
-    # ------------------------------------------------------------ routes
 
     def _route(self, call: calls.Call, envelope: calls.Envelope | None, answer: Answer) -> None:
         own = self._own.get(type(call))
@@ -418,7 +396,6 @@ class Vertex:
     def _of_one_job(
         self, envelope: calls.Envelope | None, call: calls.Recall | calls.StreamStatusCall, answer: Answer
     ) -> None:
-        """Submit a call that is about several streams of a job to the shard of that job."""
         owners = sorted({owner_of(stream) for stream in call.streams})
         if len(owners) > 1:
             raise MalformedRequestError(
@@ -438,8 +415,6 @@ class Vertex:
             answer(reply)
 
         return translated
-
-    # ------------------------------------------------------------ what is on another shard
 
     def _check_roots(self, roots: calls.RowRoots, shard: int, where: str) -> None:
         if self.shards == 1:
@@ -471,8 +446,6 @@ class Vertex:
             self._check_roots(part.roots, shard, f"{where}.{name}.roots")
         self._shards[shard].submit(call, envelope, answer)
 
-    # ------------------------------------------------------------ records of all shards
-
     @calls.handles(calls.ListRecords)
     def _list(self, envelope: calls.Envelope | None, call: calls.ListRecords, answer: Answer) -> None:
         """List one shard after the other; a page ends where a shard's does."""
@@ -489,7 +462,6 @@ class Vertex:
 
     @calls.handles(calls.SelectRecords)
     def _select(self, envelope: calls.Envelope | None, call: calls.SelectRecords, answer: Answer) -> None:
-        """As `_list`; the latest of all shards together."""
         if call.newest and not call.stream and self.shards > 1:
             self._select_newest(call, answer)
             return
@@ -509,7 +481,6 @@ class Vertex:
         self._shards[index].submit(part, None, changed(answer, calls.RecordPage, with_shard))
 
     def _select_newest(self, call: calls.SelectRecords, answer: Answer) -> None:
-        """Ask all shards for their latest letters behind the place where the page before ended."""
         last, after = self._split_key(call.after, "SelectRecords.after") if call.after else (0, b"")
         gather = Gather(self.shards, answer, newest_first(call.limit))
         for index in range(self.shards):
@@ -594,7 +565,6 @@ def _audit_of_shard(index: int, found: calls.AuditPage) -> calls.AuditPage:
 
 
 def _latest(limit: int, found: calls.AuditPage) -> calls.AuditPage:
-    """Return the latest entries of a page of several shards."""
     entries = sorted(found.entries, key=lambda entry: entry.key, reverse=True)
     is_over = not found.more and len(entries) <= limit
     return calls.AuditPage(tuple(entries[:limit]), b"" if is_over else entries[limit - 1].key)

@@ -76,9 +76,7 @@ class FailedRecord:
         return self.digest, 0 if self.flat_hashes else len(self.key_hashes) + 1, self.is_edited
 
     def hash_row(self) -> Any:
-        """Return the key hashes as an item of an array: a number if the source had one selector as
-        int32[n].
-        """
+        """Return the key hashes as an item of an array: a number if the source had one selector as int32[n]."""
         assert self.key_hashes is not None
         return self.key_hashes[0] if self.flat_hashes else self.key_hashes
 
@@ -86,7 +84,6 @@ class FailedRecord:
 def hashes_of(
     key_hashes: np.ndarray[Any, np.dtype[np.int32]] | None, row: int
 ) -> tuple[tuple[int, ...] | None, bool]:
-    """Return the key hashes of one row, and whether the array is flat."""
     if key_hashes is None:
         return None, False
     if key_hashes.ndim == 1:
@@ -170,7 +167,6 @@ def _behind(stream: int) -> bytes:
 
 
 def decode(value: bytes | memoryview) -> FailedRecord:
-    """Return the record of a stored value; `StoreDamagedError` if it is not one."""
     try:
         version, *fields = unpack(value)
         if version != _FORMAT:
@@ -199,10 +195,7 @@ _GROUP_BYTES = 8  # a stream and a group
 
 @dataclass(frozen=True, slots=True)
 class IndexState:
-    """By which ``rules`` the index is made, the number of the next group, and how far it is built.
-
-    Letters up to the key ``built`` are in it, None: all are.
-    """
+    """By which ``rules`` the index is made, the next group's number, and the last key that is in it; None: all are."""
 
     rules: int
     next_group: int
@@ -275,7 +268,6 @@ class NewLetters:
         self._by_root: list[bytes] = []
 
     def add(self, stream: int, group: int, key: bytes, record: FailedRecord) -> None:
-        """Put a letter into the index with the next `write`."""
         self._by_group.append(_group_key(stream, group) + key[_STREAM_BYTES:])
         self._by_root.append(record.root.to_bytes(8, "big") + key)
         if record.origin != record.root:
@@ -307,10 +299,7 @@ def letters_of_group(
     *,
     reverse: bool = False,
 ) -> Iterator[bytes]:
-    """Iterate over the keys of a group's letters with times from ``since_ms`` on and before ``until_ms``.
-
-    They come behind the letter ``after``, with ``reverse`` from the last one on.
-    """
+    """Iterate over the keys of a group's letters between these times, behind ``after``, or in ``reverse``."""
     prefix = _group_key(stream, group)
     start, stop = prefix + since_ms.to_bytes(8, "big"), prefix + until_ms.to_bytes(8, "big")
     if after and reverse:

@@ -17,10 +17,7 @@ _LOCK_FILE = "ftlayer.lock"
 
 
 def prepare(path: Path) -> None:
-    """Make ``path`` a private directory (mode 0700), or make sure that it is one with a store in it.
-
-    Raises `StorePathError`.
-    """
+    """Make ``path`` a directory of mode 0700, or check that it is one with a store in it. Raises `StorePathError`."""
     try:
         path.mkdir(mode=0o700)
     except FileNotFoundError as error:
@@ -55,11 +52,7 @@ def check_no_others(path: Path, own: Collection[str]) -> None:
 
 
 class DirectoryLock:
-    """The right to write a store, for as long as this process lives.
-
-    An advisory ``flock``: the kernel drops it with the process, however that ends. A forked child does
-    not keep it either.
-    """
+    """The right to write a store, for this process's life: a ``flock``, which no forked child keeps."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -97,10 +90,7 @@ class DirectoryLock:
 
 
 def holder_of(path: Path) -> int | None:
-    """Return the id of the process that holds the store for writing, None when none does.
-
-    Raises `StorePathError` when the lock file cannot be read.
-    """
+    """Return the id of the process that holds the store for writing, None when none does. Raises `StorePathError`."""
     try:
         file = os.open(path / _LOCK_FILE, os.O_RDONLY)
     except FileNotFoundError:

@@ -58,7 +58,6 @@ class ReadTransaction(Protocol):
 
         Raises `StoreDamagedError` when the value fails its checksum, `ValueError` for an unknown table.
         """
-        ...
 
     def scan(
         self, table: str, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
@@ -69,17 +68,14 @@ class ReadTransaction(Protocol):
         delete while it scans: what it changes ahead of the scan is seen, what it changes behind is not.
         Values live as long as those of `get`.
         """
-        ...
 
     def keys(
         self, table: str, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
     ) -> Iterator[bytes]:
         """Iterate over the keys that `scan` comes to. Values are not read, nor are their checksums."""
-        ...
 
     def count(self, table: str) -> int:
         """Return the number of entries, in constant time."""
-        ...
 
 
 class WriteTransaction(ReadTransaction, Protocol):
@@ -94,18 +90,12 @@ class WriteTransaction(ReadTransaction, Protocol):
         Raises `StoreFullError` where the change has no room. Whatever is raised, the transaction is lost:
         let the exception leave the ``with`` block.
         """
-        ...
 
     def put_keys(self, table: str, keys: Sequence[bytes]) -> None:
-        """Set each of ``keys``, which are new or have an empty value, to an empty value; raises as `put` does.
-
-        Faster than `put`, and fastest in the order of the keys.
-        """
-        ...
+        """Set ``keys``, new or empty, to empty values; raises as `put`. Faster, most so in the keys' order."""
 
     def delete(self, table: str, key: bytes) -> bool:
         """Remove ``key``; return whether it was there."""
-        ...
 
 
 class KeyValueStore(Protocol):
@@ -122,28 +112,19 @@ class KeyValueStore(Protocol):
         whether it outlives the machine is said by the store's durability. After an error nothing of the
         change is visible and the store goes on. Transactions of one thread do not nest: `StoreError`.
         """
-        ...
 
     def read(self) -> AbstractContextManager[ReadTransaction]:
-        """Open a snapshot: later changes are not seen in it.
-
-        Keep it short. Pages that an open snapshot sees cannot be used again, so that a long one makes
-        the file grow. Never wait for a client inside.
-        """
-        ...
+        """Open a snapshot. Keep it short, never wait for a client inside: pages that it sees make the file grow."""
 
     def sync(self) -> None:
         """Make every change so far outlive the machine."""
-        ...
 
     def close(self) -> None:
         """Give up the store; a second call does nothing. Any use after it raises `StoreError`."""
-        ...
 
     @property
     def used_bytes(self) -> int:
         """Bytes in use; what was deleted is not counted."""
-        ...
 
     @property
     def used_share(self) -> float: ...
@@ -154,7 +135,6 @@ class KeyValueStore(Protocol):
     @property
     def incarnation(self) -> int:
         """How many times the store was opened for writing, this time included; durable."""
-        ...
 
 
 def check_table(table: str) -> None:
@@ -163,14 +143,11 @@ def check_table(table: str) -> None:
 
 
 def check_key(key: bytes) -> None:
-    """Raise `ValueError` unless ``key`` has a length that every store takes."""
     if not 1 <= len(key) <= MAX_KEY_BYTES:
         raise ValueError(f"a key of {len(key)} bytes: keys have 1 to {MAX_KEY_BYTES} bytes")
 
 
-# The ranges of a source that its planner has opened, and of which rows are not done: kept until all are.
-#
-# What a range is, is the planner's to say: bytes here.
+# The ranges of a source that its planner has opened, and of which rows are not done, in the planner's bytes.
 
 
 _PLANNED = b"planned/"
@@ -185,7 +162,6 @@ def put_planned(txn: WriteTransaction, stream: int, number: int, planned: bytes,
 
 
 def all_planned(txn: ReadTransaction, stream: int) -> tuple[bytes, ...]:
-    """Return the ranges of a stream's source, in the order of their numbers."""
     return tuple(
         bytes(value) for _, value in txn.scan("meta", _prefix_of_planned(stream), _key(stream, 1 << 63))
     )

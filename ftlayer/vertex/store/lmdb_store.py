@@ -98,20 +98,14 @@ class Meta:
 
 
 def read_meta(file: int, path: Path) -> Meta:
-    """Return the newest meta page of an open data file.
-
-    Raises `StoreDamagedError`.
-    """
+    """Return the newest meta page of an open data file. Raises `StoreDamagedError`."""
     first, page_size = _parse_meta(os.pread(file, _META_BYTES, 0), 0, path)
     second, _ = _parse_meta(os.pread(file, _META_BYTES, page_size), page_size, path)
     return max(first, second, key=lambda meta: meta.transaction)
 
 
 def check_file(path: Path) -> Meta:
-    """Walk every B-tree page and the free list of the data file at ``path``, which must not be written meanwhile.
-
-    Raises `StoreDamagedError` that names the first fault.
-    """
+    """Walk all B-tree pages and the free list of a file; `StoreDamagedError` names the first fault."""
     with path.open("rb") as file:
         meta = read_meta(file.fileno(), path)
         # Pages taken and given back within one transaction are counted though they were never written.
@@ -366,10 +360,7 @@ class Opened:
 
 
 def open_for_writing(path: Path, max_bytes: int, *, sync: bool) -> Opened:
-    """Open or create the store at ``path``, hold it against others, and begin a new incarnation.
-
-    Raises what `LmdbStore.open` lists.
-    """
+    """Open or create the store at ``path``, hold it, begin a new incarnation. Raises as `LmdbStore.open`."""
     prepare(path)
     lock = DirectoryLock.take(path)
     try:
@@ -498,7 +489,6 @@ def _find_databases(environment: lmdb.Environment, path: Path) -> dict[str, lmdb
 
 
 def _read_header(environment: lmdb.Environment, path: Path) -> StoreHeader | None:
-    """Return the store's header, None for a file without any entry."""
     if not environment.stat()["entries"]:
         return None
     try:
@@ -574,7 +564,6 @@ class LmdbStore:
     """
 
     def __init__(self, opened: Opened, durability: Durability) -> None:
-        """Use `LmdbStore.open`."""
         self._path = opened.path
         self._environment = opened.environment
         self._databases = opened.databases

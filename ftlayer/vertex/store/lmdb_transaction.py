@@ -113,7 +113,6 @@ def max_inline(page_size: int) -> int:
 
 
 def part_size(page_size: int) -> int:
-    """Return how many bytes of a value fit on one page."""
     return page_size - _OVERFLOW_HEADER
 
 
@@ -122,10 +121,7 @@ def encode_inline(check: int, value: bytes | memoryview) -> bytes:
 
 
 def decode(key: bytes, entry: bytes | memoryview) -> Inline | Reference | None:
-    """Return what the entry of ``key`` holds, or None when it is not one.
-
-    An inline value is not checked yet. A reference is: a wrong one would lead to another value's parts.
-    """
+    """Return what an entry holds, None if it is none. An inline value is not checked yet, a reference is."""
     if len(entry) < _HEAD.size:
         return None
     kind, check = _HEAD.unpack_from(entry)
@@ -283,7 +279,7 @@ class LmdbWriteTransaction(LmdbReadTransaction):
         self.failed = False
 
     def put(self, table: str, key: bytes, value: bytes | memoryview, *, append: bool = False) -> None:
-        database = self._changing(table)
+        database = self._database(table)
         check_key(key)
         if not isinstance(value, bytes):
             value = memoryview(value).cast("B")
@@ -308,7 +304,7 @@ class LmdbWriteTransaction(LmdbReadTransaction):
             raise translate(error, self._path) from error
 
     def put_keys(self, table: str, keys: Sequence[bytes]) -> None:
-        database = self._changing(table)
+        database = self._database(table)
         entries = []
         for key in keys:
             check_key(key)
@@ -322,7 +318,7 @@ class LmdbWriteTransaction(LmdbReadTransaction):
             raise translate(error, self._path) from error
 
     def delete(self, table: str, key: bytes) -> bool:
-        database = self._changing(table)
+        database = self._database(table)
         check_key(key)
         self._note_change(table)
         try:
@@ -360,12 +356,6 @@ class LmdbWriteTransaction(LmdbReadTransaction):
         """Return the pages of each table as they are now; ``before`` are those at the transaction's start."""
         changed = {name: self._databases[name] for name in self._changed}
         return {**before, **tree_pages(self._transaction, changed)}
-
-    def _changing(self, table: str) -> lmdb._Database:
-        check_table(table)
-        if not self._open:
-            raise _ended()
-        return self._databases[table]
 
     def _note_change(self, table: str) -> None:
         self._changes += 1

@@ -11,8 +11,6 @@ from ftlayer.errors import StoreError, StoreFullError
 from ftlayer.vertex.store.key_value import INTAKE_SHARE, TABLES, alone_in_thread, check_key, check_table
 
 # A sorted set of byte strings in plain Python.
-#
-# A file of its own: it is a data structure with a contract of its own, which knows nothing of a store.
 
 
 # Inserting moves at most one block's pointers. Blocks of this size keep both that and the search short.
@@ -256,10 +254,7 @@ class _Write(_Read):
 
 
 class MemoryStore:
-    """A `KeyValueStore` that lives and dies with its process; its incarnation is always 1.
-
-    Readers never wait: a commit copies the tables it changes while a snapshot holds them.
-    """
+    """A `KeyValueStore` that dies with its process. Readers never wait: commits copy what snapshots hold."""
 
     def __init__(self, max_bytes: int = _DEFAULT_MAX_BYTES) -> None:
         """``max_bytes`` bounds keys and values; Python's own overhead (about 200 bytes an entry) is extra."""
@@ -304,7 +299,6 @@ class MemoryStore:
                     self._snapshots.remove(transaction)
 
     def sync(self) -> None:
-        """Do nothing: there is nothing below this store."""
         self._check_open()
 
     def close(self) -> None:

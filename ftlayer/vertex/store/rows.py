@@ -1,8 +1,7 @@
 """Stored rows: a record batch that the vertex does not look into, and what the vertex knows of each of its rows.
 
-In a store, rows are a *head* (msgpack: ids, attempts, histories) and a *body* (Arrow IPC). They are kept
-apart, so that reading ids never touches payload. The schema of a body is stored once, by digest; see
-`ftlayer.vertex.store.rows`.
+In a store, rows are a *head* (msgpack: ids, attempts, histories) and a *body* (Arrow IPC). They are kept apart, so that
+reading ids never touches payload. The schema of a body is stored once, by digest; see `ftlayer.vertex.store.rows`.
 """
 
 from __future__ import annotations
@@ -191,10 +190,7 @@ def unpack(data: bytes | memoryview) -> list[Any]:
     return values
 
 
-# Long texts that failed records share: each is stored once, with the number of records that hold it.
-#
-# A batch that fails in one place leaves 100,000 records with the same traceback; two of them with 2 KiB of it each
-# fill a page.
+# Long texts that failed records share, one traceback of 100,000 records: each is stored once, with their number.
 
 
 SHARED_FROM = 256
@@ -242,10 +238,7 @@ class TextChanges:
         }
 
     def write(self, txn: WriteTransaction) -> None:
-        """Store the counts; a text that no record has any more is deleted.
-
-        Raises `StoreDamagedError` when a text is released that the store lacks.
-        """
+        """Store the counts, delete texts that no record has any more; `StoreDamagedError` for one the store lacks."""
         for digest, change in self._changes.items():
             if not change:
                 continue
@@ -319,9 +312,7 @@ class SingleRows:
 
 
 class Payloads:
-    """Writes and reads payload, and remembers the schemas it met. Schemas are never removed: they are few
-    and small.
-    """
+    """Writes and reads payload, and remembers the schemas it met. Schemas are never removed: they are few and small."""
 
     def __init__(self) -> None:
         self._latest: tuple[pa.Schema, bytes] | None = None
@@ -333,7 +324,6 @@ class Payloads:
         return digest, memoryview(as_message(payload, dictionaries=self._schemas[digest].dictionaries))
 
     def rows(self, txn: WriteTransaction, payload: pa.RecordBatch) -> SingleRows:
-        """Return what writes rows of a payload one by one; the schema is stored if it is new."""
         digest = self._stored_digest(txn, payload.schema)
         known = self._schemas[digest]
         return SingleRows(payload, digest, dictionaries=known.dictionaries, shares=known.shares)
@@ -345,10 +335,7 @@ class Payloads:
         return digest
 
     def read(self, txn: ReadTransaction, digest: bytes, body: bytes | memoryview) -> pa.RecordBatch:
-        """Return the record batch written as ``body``; it owns its memory.
-
-        Raises `StoreDamagedError` for an unknown schema or bytes that are not its record batch.
-        """
+        """Return the batch written as ``body``; it owns its memory. `StoreDamagedError` for what is none."""
         known = self._schema(txn, digest)
         owned = pa.py_buffer(body if isinstance(body, bytes) else bytes(body))
         try:
@@ -368,7 +355,6 @@ class Payloads:
         return digest
 
     def schema(self, txn: ReadTransaction, digest: bytes) -> pa.Schema:
-        """Return the schema of this digest; `StoreDamagedError` if the store lacks it."""
         return self._schema(txn, digest).schema
 
     def _schema(self, txn: ReadTransaction, digest: bytes) -> _KnownSchema:
@@ -404,7 +390,6 @@ def _taken(payload: pa.RecordBatch, rows: I64) -> pa.RecordBatch:
 
 
 def concat(payloads: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """Return record batches of one schema as one; at least one must be given."""
     if len(payloads) == 1:
         return payloads[0]
     batches = pa.Table.from_batches(payloads).combine_chunks().to_batches()

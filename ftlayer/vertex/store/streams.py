@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ftlayer.errors import StoreDamagedError
+from ftlayer.records.failures import Failure, from_columns, to_columns
 from ftlayer.vertex.store.key_value import ReadTransaction, WriteTransaction
 from ftlayer.vertex.store.rows import (
     I64,
@@ -30,6 +31,268 @@ from ftlayer.vertex.store.rows import (
     take_rows,
     unpack,
 )
+
+
+def put_audit(txn: WriteTransaction, at_ms: int, values: list[object]) -> None:
+    """Store an entry (plain values) behind those of the same moment."""
+    start = at_ms.to_bytes(8, "big")
+    last = next(txn.scan("audit", start, start + b"\xff" * 9, reverse=True), None)
+    serial = 0 if last is None else int.from_bytes(last[0][8:], "big") + 1
+    txn.put("audit", start + serial.to_bytes(8, "big"), pack(values))
+
+
+def latest_audit(txn: ReadTransaction, before: bytes = b"") -> Iterator[tuple[bytes, list[Any]]]:
+    for key, value in txn.scan("audit", b"", before or None, reverse=True):
+        yield bytes(key), unpack(value)
+
+
+def audit_time(key: bytes) -> int:
+    return int.from_bytes(key[:8], "big")
+
+
+def trim_audit(txn: WriteTransaction, before_ms: int, keep: int, most: int) -> None:
+    """Delete up to ``most`` of the oldest entries: those from before ``before_ms``, and all beyond ``keep``."""
+    surplus = txn.count("audit") - keep
+    for key, _ in txn.scan("audit"):
+        if not most or (surplus <= 0 and audit_time(bytes(key)) >= before_ms):
+            return
+        txn.delete("audit", key)
+        surplus -= 1
+        most -= 1
+
+
+# Sealed batches: query (u32), batch (u64), part (u32) → the head (part 0), parts of failed rows, the report (the last).
+
+
+_BATCH_FORMAT = 4
+
+_REPORT = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEmit:
+    """Rows of ``stream`` that were handed on: ``roots`` and ``values`` are uint64[n] as bytes.
+
+    ``segment`` has their source rows; -1 where the delivery log has them. ``ids``, plain values that mean
+    nothing to the store, are kept for a tracker that wants them.
+    """
+
+    stream: str
+    segment: int
+    roots: bytes
+    values: bytes
+    ids: list[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHead:
+    """What is known of a sealed batch. ``said`` is a digest of what its seal said, ``parts`` counts its parts."""
+
+    committed: bool
+    said: bytes
+    delivered: tuple[tuple[str, int, int], ...]
+    redelivered: tuple[Failure, ...]
+    resumed: tuple[Failure, ...]
+    emitted: tuple[StoredEmit, ...]
+    parts: int
+    waiting: int
+    dead: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPart:
+    """Failed rows of a rewindable source, one failure a row."""
+
+    stream: str
+    rows: StoredBatch
+    failures: tuple[Failure, ...]
+
+
+def get_batch(txn: ReadTransaction, query: int, batch: int) -> BatchHead | None:
+    value = txn.get("batches", _batch_key(query, batch, 0))
+    if value is None:
+        return None
+    try:
+        version, *fields = unpack(value)
+        if version != _BATCH_FORMAT:
+            raise ValueError(f"format {version}, and not {_BATCH_FORMAT}")
+        committed, said, delivered, redelivered, resumed, emitted, parts, waiting, dead = fields
+        return BatchHead(
+            committed,
+            said,
+            tuple((stream, start, end) for stream, start, end in delivered),
+            tuple(from_columns(redelivered)),
+            tuple(from_columns(resumed)),
+            tuple(StoredEmit(*emit) for emit in emitted),
+            parts,
+            waiting,
+            dead,
+        )
+    except (ValueError, TypeError) as error:
+        raise StoreDamagedError(f"sealed batch {batch} cannot be read: {error}") from error
+
+
+def put_batch(txn: WriteTransaction, query: int, batch: int, head: BatchHead) -> None:
+    values = [
+        _BATCH_FORMAT,
+        head.committed,
+        head.said,
+        head.delivered,
+        to_columns(head.redelivered),
+        to_columns(head.resumed),
+        [[emit.stream, emit.segment, emit.roots, emit.values, emit.ids] for emit in head.emitted],
+        head.parts,
+        head.waiting,
+        head.dead,
+    ]
+    txn.put("batches", _batch_key(query, batch, 0), pack(values))
+
+
+def put_batch_part(
+    txn: WriteTransaction, query: int, batch: int, part: int, content: BatchPart, payloads: Payloads
+) -> None:
+    digest, body = payloads.write(txn, content.rows.payload)
+    values = [
+        _BATCH_FORMAT,
+        content.stream,
+        to_columns(content.failures),
+        encode_info(content.rows.info),
+        digest,
+        body,
+    ]
+    txn.put("batches", _batch_key(query, batch, part), pack(values))
+
+
+def batch_parts(
+    txn: ReadTransaction, query: int, batch: int, count: int, payloads: Payloads
+) -> Iterator[BatchPart]:
+    for part in range(1, count + 1):
+        value = txn.get("batches", _batch_key(query, batch, part))
+        if value is None:
+            raise StoreDamagedError(f"part {part} of sealed batch {batch} is missing from the store")
+        try:
+            _, stream, failures, info, digest, body = unpack(value)
+            payload = payloads.read(txn, digest, body)
+            yield BatchPart(stream, StoredBatch(decode_info(info), payload), tuple(from_columns(failures)))
+        except (ValueError, TypeError) as error:
+            raise StoreDamagedError(f"part {part} of sealed batch {batch} cannot be read: {error}") from error
+
+
+def delete_batch_parts(txn: WriteTransaction, query: int, batch: int, count: int) -> None:
+    for part in range(1, count + 1):
+        txn.delete("batches", _batch_key(query, batch, part))
+
+
+def delete_batch(txn: WriteTransaction, query: int, batch: int) -> None:
+    txn.delete("batches", _batch_key(query, batch, 0))
+
+
+def put_batch_report(txn: WriteTransaction, query: int, batch: int, values: list[Any]) -> None:
+    txn.put("batches", _batch_key(query, batch, _REPORT), pack(values))
+
+
+def get_batch_report(txn: ReadTransaction, query: int, batch: int) -> list[Any] | None:
+    value = txn.get("batches", _batch_key(query, batch, _REPORT))
+    if value is None:
+        return None
+    try:
+        found: list[Any] = unpack(value)
+    except (ValueError, TypeError) as error:
+        raise StoreDamagedError(f"the report of batch {batch} cannot be read: {error}") from error
+    return found
+
+
+def delete_batch_report(txn: WriteTransaction, query: int, batch: int) -> None:
+    txn.delete("batches", _batch_key(query, batch, _REPORT))
+
+
+def _batch_key(query: int, batch: int, part: int) -> bytes:
+    return query.to_bytes(4, "big") + batch.to_bytes(8, "big") + part.to_bytes(4, "big")
+
+
+# The table ``meta``: a query's run and progress, a topology's run, the replies to a client's latest calls.
+
+
+_QUERY, _JOB, _CLIENT = b"query/", b"job/", b"client/"
+_TAIL_BYTES = 9  # behind a client: a slash and the sequence, whatever the name contains
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRecord:
+    """A query. Batch ids are -1 where there was none yet; ``title`` is what people call it, "" if that is unknown."""
+
+    number: int
+    epoch: int
+    run: str
+    streams: tuple[str, ...]
+    last_sealed: int = -1
+    last_committed: int = -1
+    title: str = ""
+
+
+def get_query(txn: ReadTransaction, name: str) -> QueryRecord | None:
+    value = txn.get("meta", _QUERY + name.encode())
+    return None if value is None else _decode_query(value)
+
+
+def put_query(txn: WriteTransaction, name: str, record: QueryRecord) -> None:
+    values = [
+        record.number,
+        record.epoch,
+        record.run,
+        record.streams,
+        record.last_sealed,
+        record.last_committed,
+        record.title,
+    ]
+    txn.put("meta", _QUERY + name.encode(), pack(values))
+
+
+def all_queries(txn: ReadTransaction) -> Iterator[tuple[str, QueryRecord]]:
+    for key, value in txn.scan("meta", _QUERY, b"query0"):  # "0" comes after "/"
+        yield bytes(key)[len(_QUERY) :].decode(), _decode_query(value)
+
+
+def _decode_query(value: bytes | memoryview) -> QueryRecord:
+    try:
+        number, epoch, run, streams, sealed, committed, title = unpack(value)
+        return QueryRecord(number, epoch, run, tuple(streams), sealed, committed, title)
+    except (ValueError, TypeError) as error:
+        raise StoreDamagedError(f"a query of the store cannot be read: {error}") from error
+
+
+def put_job(txn: WriteTransaction, name: str, run: str) -> None:
+    txn.put("meta", _JOB + name.encode(), run.encode())
+
+
+def all_jobs(txn: ReadTransaction) -> Iterator[tuple[str, str]]:
+    for key, value in txn.scan("meta", _JOB, b"job0"):  # "0" comes after "/"
+        try:
+            yield bytes(key)[len(_JOB) :].decode(), bytes(value).decode()
+        except UnicodeDecodeError as error:
+            raise StoreDamagedError(f"the run of a topology in the store cannot be read: {error}") from error
+
+
+def put_reply(txn: WriteTransaction, client: str, sequence: int, reply: list[object]) -> None:
+    txn.put("meta", _client_key(client, sequence), pack(reply))
+
+
+def delete_reply(txn: WriteTransaction, client: str, sequence: int) -> None:
+    txn.delete("meta", _client_key(client, sequence))
+
+
+def all_replies(txn: ReadTransaction) -> Iterator[tuple[str, int, list[object]]]:
+    for key, value in txn.scan("meta", _CLIENT, b"client0"):  # "0" comes after "/"
+        name, sequence = bytes(key)[len(_CLIENT) : -_TAIL_BYTES], bytes(key)[1 - _TAIL_BYTES :]
+        try:
+            yield name.decode(), int.from_bytes(sequence, "big"), unpack(value)
+        except UnicodeDecodeError as error:
+            raise StoreDamagedError(f"key {bytes(key).hex()} of the store is no client's: {error}") from error
+
+
+def _client_key(client: str, sequence: int) -> bytes:
+    return _CLIENT + client.encode() + b"/" + sequence.to_bytes(8, "big")
+
 
 # Segments: rows as they came in one call, under a sequence number, until the last of them is done.
 #
@@ -80,7 +343,6 @@ class Segments:
         return head
 
     def head(self, txn: ReadTransaction, sequence: int) -> Head:
-        """Return a segment's head; `StoreDamagedError` if it is missing."""
         value = txn.get("segments", _key(sequence) + _HEAD)
         if value is None:
             raise StoreDamagedError(f"segment {sequence} is missing from the store")
@@ -93,7 +355,6 @@ class Segments:
         return StoredBatch(head.info.take(which), self.payload(txn, sequence, head, which))
 
     def payload(self, txn: ReadTransaction, sequence: int, head: Head, which: I64) -> pa.RecordBatch:
-        """Return the payload of ``which`` rows (int64[m]) of the segment that has this head."""
         return take_rows(self._whole_payload(txn, sequence, head), which)
 
     def body(self, txn: ReadTransaction, sequence: int) -> bytes:
@@ -121,7 +382,6 @@ class Segments:
         txn.put("done", _key(sequence), np.packbits(done, bitorder="little").tobytes())
 
     def done(self, txn: ReadTransaction, sequence: int, rows: int) -> Mask:
-        """Return which rows of a segment are stored as done, bool[rows]."""
         value = txn.get("done", _key(sequence))
         if value is None:
             return np.zeros(rows, np.bool_)
@@ -217,7 +477,6 @@ def put_position(txn: WriteTransaction, stream: int, partition: str, start: byte
 
 
 def all_positions(txn: ReadTransaction, stream: int) -> dict[str, bytes]:
-    """Return how far each partition of a stream's source has come."""
     prefix = _position_key(stream)
     return {
         bytes(key)[len(prefix) :].decode(): _decode_position(value)[1]

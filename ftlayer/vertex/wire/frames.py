@@ -6,8 +6,8 @@ reply    ``{"reply": name, "fields": {…}}``
 error    ``{"error": code, "message": text}`` (`ftlayer.transport.flight_connection`); the codes are those of
          `ftlayer.errors`
 
-A reply or an error in a stream of calls has ``"sequence"`` too. What the fields look like is said in
-`ftlayer.vertex.wire.frames`; names and meanings are the dataclasses of `ftlayer.vertex.calls`.
+A reply or an error in a stream of calls has ``"sequence"`` too. Names and meanings of the fields are those of the
+dataclasses of `ftlayer.vertex.calls`.
 """
 
 from __future__ import annotations
@@ -133,10 +133,7 @@ PROTOCOL = 2
 
 
 def encode_call(call: calls.Call, envelope: calls.Envelope | None) -> bytes:
-    """Return the frame of ``call``; `MalformedRequestError` for what msgpack or UTF-8 cannot hold.
-
-    The vertex checks the rest (`ftlayer.vertex.wire.frames`).
-    """
+    """Return the frame of ``call``; `MalformedRequestError` for what msgpack or UTF-8 cannot hold."""
     return frame_of(call, fields_of(call), envelope)
 
 
@@ -148,7 +145,6 @@ def fields_of(call: calls.Call) -> dict[str, Any]:
 
 
 def frame_of(call: calls.Call, fields: dict[str, Any], envelope: calls.Envelope | None) -> bytes:
-    """Return the frame of ``call``, whose `fields_of` are known."""
     name = type(call).__name__
     frame: dict[str, Any] = {"call": name, "fields": fields}
     if envelope is not None:
@@ -157,7 +153,6 @@ def frame_of(call: calls.Call, fields: dict[str, Any], envelope: calls.Envelope 
 
 
 def decode_call(data: bytes | pa.Buffer) -> tuple[calls.AnsweredBy[calls.Reply], calls.Envelope | None]:
-    """Read and check a call's frame. Raises as `call_of`."""
     return call_of(open_frame(data))
 
 
@@ -167,10 +162,7 @@ def open_frame(data: bytes | pa.Buffer) -> dict[str, Any]:
 
 
 def call_of(frame: dict[str, Any]) -> tuple[calls.AnsweredBy[calls.Reply], calls.Envelope | None]:
-    """Read and check the call in a frame.
-
-    Raises `MalformedRequestError` naming what is wrong, `UnsupportedError` for a call that there is not.
-    """
+    """Read and check the call in a frame; `MalformedRequestError`, or `UnsupportedError` for an unknown call."""
     name = frame["call"]
     if type(name) is not str:
         raise MalformedRequestError(f"call: expected the name of a call, got {name!r}")
@@ -212,10 +204,7 @@ def encode_reply(reply: calls.Reply, sequence: int | None = None) -> bytes:
 
 
 def decode_reply(data: bytes | pa.Buffer) -> tuple[calls.Reply | FTLayerError, int | None]:
-    """Read a reply's or an error's frame, and the sequence it answers. The error is returned, not raised.
-
-    Raises `UnreadableReplyError` for bytes that no vertex of this version sends.
-    """
+    """Read a reply or an error, which is returned, and its sequence; `UnreadableReplyError` for what is neither."""
     try:
         frame = unpack_map(data, "reply", (), ("reply", "fields", "error", "message", "sequence"))
         error = error_in(frame)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftlayer.checkpoint.snapshots import Piece, Scope, StatePiece
-from ftlayer.state.snapshots.lineage import PieceLineage, Written
+from ftlayer.state.snapshots.changelog import PieceLineage, Written
 
 
 def part(path: str, length: int = 10) -> StatePiece:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ftlayer.vertex import calls
-from ftlayer.vertex.rules import retry
+from ftlayer.vertex.rules import streams
 from ftlayer.vertex.store import dead_index as failed
 from ftlayer.vertex.store.dead_index import FailedTable
 
@@ -72,7 +72,7 @@ def test_of_many_attempts_the_first_and_the_last_are_kept(vertex: Any) -> None:
     for number in range(1, 31):
         fail(vertex, root, number, line=number)
         (info,) = vertex.list("waiting")
-        whole = [each.number for each in info.history if each.traceback != retry.NOT_KEPT]
+        whole = [each.number for each in info.history if each.traceback != streams.NOT_KEPT]
         assert whole == [1, *range(max(2, number - 2), number + 1)][: max(number, 1)]
         root = again(vertex)
     assert [each.number for each in info.history] == [1, *range(16, 31)]
@@ -83,8 +83,8 @@ def test_a_letter_of_the_longest_attempts_is_bounded(vertex: Any, kit: Any) -> N
     vertex.open(max_attempts=None)
     vertex.persist([1])
     root = 1
-    words = retry.MAX_REASON + retry.MAX_OPERATOR + retry.MAX_PLACE + 100
-    bound = retry.MAX_HISTORY * words + retry.MAX_TRACEBACKS * retry.MAX_TRACEBACK + 1_000
+    words = streams.MAX_REASON + streams.MAX_OPERATOR + streams.MAX_PLACE + 100
+    bound = streams.MAX_HISTORY * words + streams.MAX_TRACEBACKS * streams.MAX_TRACEBACK + 1_000
     for number in range(40):
         long = f"{number:05}" * 4_000
         failure = calls.Failure(root, long, long, f"{long}\n{long}", place=long)

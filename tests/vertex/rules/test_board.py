@@ -23,8 +23,8 @@ from ftlayer.vertex.calls import (
     OrderState,
     PlanNode,
 )
-from ftlayer.vertex.rules.board import board as orders
-from ftlayer.vertex.rules.board import board as rules
+from ftlayer.vertex.rules import board as orders
+from ftlayer.vertex.rules import board as rules
 from ftlayer.vertex.store import MemoryStore
 
 PLAN = JobPlan((PlanNode("parse", ("parse",), 2),), ())

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.vertex.rules.live import by_segment, locate
+from ftlayer.vertex.rules.source_ranges import by_segment, locate
 
 
 @given(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ftlayer.errors import ProtocolError, StaleIncarnationError, StaleOwnerError
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import Envelope, SourcePosition
-from ftlayer.vertex.store.meta import get_query
+from ftlayer.vertex.store.streams import get_query
 
 JOB, STREAM = "job", "job/numbers"
 

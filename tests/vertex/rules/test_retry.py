@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from ftlayer.common.rules.restart import next_attempt
 from ftlayer.vertex.calls import Failure, StreamOptions
-from ftlayer.vertex.rules import retry
-from ftlayer.vertex.rules.retry import cut, shortened, stored_attempt
+from ftlayer.vertex.rules import streams
+from ftlayer.vertex.rules.streams import cut, shortened, stored_attempt
 
 ids = st.integers(1, 2**64 - 1)
 RAISED = Failure(1, "it raised")
@@ -60,9 +60,9 @@ def test_a_history_keeps_the_first_and_the_newest_attempts():
     for attempt in range(40):
         added = stored_attempt(attempt + 1, attempt, Failure(1, "r" * 5_000, "op"), lambda text: b"")
         history = (*shortened(history), added)
-    assert len(history) == retry.MAX_HISTORY
-    assert [entry.wall_ms for entry in history] == [0, *range(40 - retry.MAX_HISTORY + 1, 40)]
-    assert len(history[0].reason) == retry.MAX_REASON
+    assert len(history) == streams.MAX_HISTORY
+    assert [entry.wall_ms for entry in history] == [0, *range(40 - streams.MAX_HISTORY + 1, 40)]
+    assert len(history[0].reason) == streams.MAX_REASON
 
 
 def test_a_long_traceback_is_bounded_in_the_store(vertex):
@@ -70,7 +70,7 @@ def test_a_long_traceback_is_bounded_in_the_store(vertex):
     vertex.persist([1])
     vertex.fail(1, traceback="x" * 100_000)
     (record,) = vertex.list("waiting")
-    assert len(record.traceback) == retry.MAX_TRACEBACK
+    assert len(record.traceback) == streams.MAX_TRACEBACK
 
 
 @given(

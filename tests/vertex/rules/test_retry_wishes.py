@@ -10,7 +10,7 @@ from ftlayer.common.rules.restart import check_pauses
 from ftlayer.errors import ConfigError, StoreDamagedError
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import BatchState, Failure, StreamOptions
-from ftlayer.vertex.store import batches as stored_batches
+from ftlayer.vertex.store import streams
 
 FILES, CLICKS = "q/files", "ingest/clicks"
 DAY = 86_400_000
@@ -129,7 +129,7 @@ def test_a_seal_says_something_else_where_it_asks_for_something_else(vertex, kit
 def test_a_seal_of_another_format_is_refused(vertex, kit, query, monkeypatch):
     vertex.call(calls.BeginBatch("q", query, 0))
     vertex.call(calls.Seal("q", query, 0, {}, failed=(sealed_rows(kit, Failure(5, "no")),)))
-    monkeypatch.setattr(stored_batches, "FORMAT", 5)
+    monkeypatch.setattr(streams, "_BATCH_FORMAT", 5)
     with pytest.raises(StoreDamagedError, match="sealed batch 0 cannot be read: format 4, and not 5"):
         vertex.call(calls.BeginBatch("q", query, 0))
 

@@ -70,7 +70,7 @@ from ftlayer.vertex.calls import (
     Xored,
 )
 from ftlayer.vertex.client.client import VertexClient
-from ftlayer.vertex.rules.owners import owner_of
+from ftlayer.vertex.rules.streams import owner_of
 from ftlayer.vertex.service.embedded import EmbeddedVertex
 from ftlayer.vertex.service.vertex import Router
 

@@ -1,4 +1,20 @@
-"""The board itself: announcements, and what is kept of jobs."""
+"""The board: which jobs there are, how they fared when their drivers announced them last, and orders to them.
+
+Drivers announce, tools list and ask; no tool reaches a driver. An order goes from its asker over the board to the run
+that it names, with the reply to that run's next announcement. It is carried out once or not at all:
+
+- it waits until its run has said that it has taken it; after `ORDER_EXPIRES_MS` without that word it expires, and a
+  word that comes later changes nothing;
+- a run carries it out when the board has shown that it knows of that word (see `Announced`);
+- an id stands for one order. Asked again, it is answered with what has become of it.
+
+What a board says is in memory. It is written down at each change of a job's state, and every `WRITE_EVERY_MS`; orders
+and checkpoints that ended at once. Where a store has no room left for reports, they are not written until it has; where
+it is full nothing is, orders neither.
+
+A board needs a store and no vertex: a driver that has none keeps one by itself, over a `MemoryStore`. As with
+`FTLayerCore`, memory is ahead of the store until a transaction is committed: if it is lost, make a new board.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +63,14 @@ class OrderEntry:
     def end(self, state: calls.OrderState, text: str, now_ms: int) -> None:
         self.answer = calls.OrderAnswer(self.order.id, state, text, now_ms)
 
+    def end_with_run(self, now_ms: int) -> None:
+        run = self.order.run
+        if self.answer.state is calls.OrderState.WAITING:
+            self.end(calls.OrderState.EXPIRED, f"run {run} has ended without taking it", now_ms)
+        else:
+            text = f"run {run} had taken it and has ended without a word of it: it may be carried out or not"
+            self.end(calls.OrderState.FAILED, text, now_ms)
+
     @property
     def record(self) -> calls.OrderRecord:
         return calls.OrderRecord(self.order, self.answer)
@@ -79,7 +103,6 @@ class JobEntry:
     checkpoints: list[bytes] = field(default_factory=list)
 
     def add_incidents(self, new: tuple[calls.Incident, ...]) -> None:
-        """Keep the last incidents of all runs, each once, oldest first."""
         if not set(new) <= set(self.incidents):
             merged = dict.fromkeys((*self.incidents, *new))
             self.incidents = tuple(sorted(merged, key=lambda incident: incident.at_ms))[-KEEP_INCIDENTS:]
@@ -170,7 +193,6 @@ def checkpoint_keys(txn: ReadTransaction) -> Iterator[tuple[str, bytes]]:
 
 
 def checkpoints(txn: ReadTransaction, owner: str, since_ms: int) -> Iterator[calls.CheckpointDetails]:
-    """Iterate over the checkpoints of a job that ended at ``since_ms`` or later, by the time of their end."""
     prefix, what = _prefix(_CHECKPOINTS, owner), f"a checkpoint of job {owner!r}"
     for _, value in txn.scan(_TABLE, prefix + since_ms.to_bytes(_TIME_BYTES, "big"), _after(prefix)):
         yield _unpacked(_CHECKPOINT, unpack(value)[0], what)
@@ -217,8 +239,6 @@ KEEP_ORDERS_MS = 600_000
 # Above 0.95 a store on disk takes deletes alone, and memory would be lost with each announcement.
 _FULL_SHARE = 0.94
 _NEVER_MS = 1 << 62
-_NOT_TAKEN = "run {} has ended without taking it"
-_UNKNOWN = "run {} had taken it and has ended without a word of it: it may be carried out or not"
 
 
 class BoardOrders:
@@ -232,13 +252,11 @@ class BoardOrders:
         self._asked: dict[str, JobEntry] = {}
 
     def recover(self, job: JobEntry) -> None:
-        """Take the orders of a job that the store has."""
         if job.orders:
             job.orders = dict(sorted(job.orders.items(), key=lambda item: item[1].asked_ms))
             self._asked[job.details.owner] = job
 
     def forget(self, owner: str) -> None:
-        """A job is not known any more."""
         self._asked.pop(owner, None)
 
     def known(
@@ -254,11 +272,7 @@ class BoardOrders:
         return entry.record
 
     def ask(self, txn: WriteTransaction, job: JobEntry, order: calls.JobOrder, now: Now) -> calls.OrderRecord:
-        """Take a new order to a job.
-
-        Raises `UnknownJobError` for a job that has ended, `ProtocolError` for one with `MAX_ORDERS` younger than
-        `KEEP_ORDERS_MS`.
-        """
+        """Take a new order; `UnknownJobError` for a job that has ended, `ProtocolError` for too many young ones."""
         if job.details.final:
             raise UnknownJobError(
                 f"job {order.owner!r} has ended ({job.details.state}): nothing can be asked of it"
@@ -288,22 +302,17 @@ class BoardOrders:
             self._write(txn, job, entry, now)
 
     def under_way(self, txn: WriteTransaction, job: JobEntry, now: Now) -> tuple[calls.JobOrder, ...]:
-        """Return the orders of a job that have not come to their end."""
         self._expire(txn, job, now)
         return tuple(entry.order for entry in job.orders.values() if not entry.ended)
 
     def end_run(self, txn: WriteTransaction, job: JobEntry, now: Now) -> None:
         """Bring all orders of a job to their end, since another run takes its place."""
         for entry in job.orders.values():
-            if entry.answer.state is calls.OrderState.WAITING:
-                entry.end(calls.OrderState.EXPIRED, _NOT_TAKEN.format(entry.order.run), now.wall_ms)
-                self._write(txn, job, entry, now)
-            elif entry.answer.state is calls.OrderState.TAKEN:
-                entry.end(calls.OrderState.FAILED, _UNKNOWN.format(entry.order.run), now.wall_ms)
+            if not entry.ended:
+                entry.end_with_run(now.wall_ms)
                 self._write(txn, job, entry, now)
 
     def tick(self, txn: WriteTransaction, now: Now) -> None:
-        """End the orders whose time is over."""
         for job in list(self._asked.values()):
             self._expire(txn, job, now)
 
@@ -324,15 +333,11 @@ class BoardOrders:
         for entry in job.orders.values():
             if entry.ended or now.wall_ms < self._deadline_ms(job, entry):
                 continue
-            if entry.answer.state is calls.OrderState.TAKEN:
-                entry.end(calls.OrderState.FAILED, _UNKNOWN.format(entry.order.run), now.wall_ms)
-            elif job.details.final:
-                entry.end(calls.OrderState.EXPIRED, _NOT_TAKEN.format(entry.order.run), now.wall_ms)
+            if entry.answer.state is calls.OrderState.TAKEN or job.details.final:
+                entry.end_with_run(now.wall_ms)
             else:
-                seconds = calls.ORDER_EXPIRES_MS // 1_000
-                entry.end(
-                    calls.OrderState.EXPIRED, f"its run has not taken it within {seconds} s", now.wall_ms
-                )
+                text = f"its run has not taken it within {calls.ORDER_EXPIRES_MS // 1_000} s"
+                entry.end(calls.OrderState.EXPIRED, text, now.wall_ms)
             self._write(txn, job, entry, now)
         if all(entry.ended for entry in job.orders.values()):
             self._asked.pop(job.details.owner, None)
@@ -402,7 +407,6 @@ class Board:
     """See the module. Times are Unix ms; what has passed is told by the wall clock, which outlives a restart."""
 
     def __init__(self, store: KeyValueStore, txn: ReadTransaction, now: Now) -> None:
-        """Read what the store has. Raises `StoreDamagedError`."""
         self._store = store
         self._hours = JobHours()
         # Jobs were not heard while there was no board to hear them.
@@ -453,11 +457,7 @@ class Board:
 
     @calls.handles(calls.AskJob)
     def ask(self, txn: WriteTransaction, call: calls.AskJob, now: Now) -> calls.OrderRecord:
-        """Take an order, or say what has become of it.
-
-        Raises `UnknownJobError` unless its job is alive, `ProtocolError` for an id that another order has, and where
-        the job has `MAX_ORDERS` younger than `KEEP_ORDERS_MS`.
-        """
+        """Take an order, or say what has become of it. Raises as `BoardOrders`, `UnknownJobError` without the job."""
         order = call.order
         job = self._of(order.owner)
         return self._orders.known(txn, job, order, now) or self._orders.ask(txn, job, order, now)
@@ -468,7 +468,6 @@ class Board:
 
     @calls.handles(calls.GetJob)
     def job(self, txn: ReadTransaction, call: calls.GetJob, now: Now) -> calls.AnnouncedJob:
-        """Return one job; `UnknownJobError` where none of that owner is known."""
         job = self._of(call.owner)
         details = job.details if job.is_whole else stored_details(txn, call.owner)
         ended = checkpoints(txn, call.owner, call.checkpoints_since_ms)
@@ -477,7 +476,6 @@ class Board:
         return replace(announced, orders=orders[-SHOWN_ORDERS:])
 
     def hour(self, owner: str, now: Now) -> calls.Hour:
-        """Return a job's last hour; `UnknownJobError` where none of that owner is known."""
         self._of(owner)
         return self._hours.hour(owner, now)
 
@@ -490,11 +488,8 @@ class Board:
             audit.trim(txn, now)
 
     def next_tick_ms(self, now: Now) -> int:
-        """Return the monotone time (ms) at which `tick` has something to do."""
         next_ms = min(self._trimmed_ms + TRIM_EVERY_MS, self._orders.next_tick_ms())
         return now.mono_ms + max(next_ms - now.wall_ms, 0)
-
-    # ------------------------------------------------------------ runs
 
     def _check_run(self, details: calls.JobDetails, job: JobEntry | None, owner_run: str) -> None:
         follower = ""
@@ -521,8 +516,6 @@ class Board:
         before.details = replace(details, plan=None)
         before.written_ms, before.known, before.died_ms = -1, 0, None
         return before
-
-    # ------------------------------------------------------------ what is kept
 
     def _keep_checkpoints(
         self, txn: WriteTransaction, job: JobEntry, ended: list[calls.CheckpointDetails]
