@@ -52,9 +52,8 @@ if TYPE_CHECKING:
     from ftlayer.runtime.environment import StreamEnvironment
     from ftlayer.spark.deliveries.ingest_reader import IngestStream
     from ftlayer.spark.facade import FTLayer
-    from ftlayer.spark.query.listener import TrackedQueryListener
     from ftlayer.spark.query.supervisor import TrackedQuery
-    from ftlayer.spark.query.writer import TrackedWriter
+    from ftlayer.spark.query.writer import TrackedQueryListener, TrackedWriter
     from ftlayer.spark.tracked import TrackedStream
     from ftlayer.topology.connectors import partitions
     from ftlayer.topology.operators import Push, PushSource
@@ -174,9 +173,8 @@ _MODULES = {
         "ftlayer.runtime.environment": "StreamEnvironment",
         "ftlayer.spark.deliveries.ingest_reader": "IngestStream",
         "ftlayer.spark.facade": "FTLayer",
-        "ftlayer.spark.query.listener": "TrackedQueryListener",
         "ftlayer.spark.query.supervisor": "TrackedQuery",
-        "ftlayer.spark.query.writer": "TrackedWriter",
+        "ftlayer.spark.query.writer": "TrackedQueryListener TrackedWriter",
         "ftlayer.spark.tracked": "TrackedStream",
         "ftlayer.topology.connectors": "partitions",
         "ftlayer.topology.operators": "Push PushSource",

@@ -56,12 +56,13 @@ class QueryCircuits:
     def passes(self, tally: FailureTally) -> bool:
         """Take what a run came to; False: too many failed, it is to be run again after `wait`."""
         with self._lock:
-            now = self._clock()
-            passed = [
-                self._one(name, tally.rows_in, self._failed(name, tally), now)
-                for name in self._breakers
-                if name != SINK
-            ]
+            now, names = self._clock(), [name for name in self._breakers if name != SINK]
+            failed = {name: tally.failed.get(name, 0) for name in names}
+            if WHOLE_QUERY in failed:
+                others = tally.failed.keys() - self._breakers.keys()
+                failed[WHOLE_QUERY] = sum(tally.failed[operator] for operator in others)
+            # Each is asked, whatever the one before has said.
+            passed = [self._one(name, tally.rows_in, failed[name], now) for name in names]
             return all(passed)
 
     def sink_passes(self, records: int, rejected: tuple[Failure, ...]) -> bool:
@@ -92,11 +93,6 @@ class QueryCircuits:
             # Each is asked: those whose pause is over take the next run as their trial.
             may_try = [breaker.may_try(now) for breaker in self._breakers.values()]
             return all(may_try)
-
-    def _failed(self, name: str, tally: FailureTally) -> int:
-        if name == WHOLE_QUERY:
-            return sum(count for operator, count in tally.failed.items() if operator not in self._breakers)
-        return tally.failed.get(name, 0)
 
     def _one(self, name: str, records: int, failed: int, now: int) -> bool:
         breaker = self._breakers[name]
@@ -136,11 +132,11 @@ class QueryGate:
         self.report(self.circuits.status())
 
     def passes(self, tally: FailureTally) -> bool:
-        passed = self.circuits.passes(tally)
-        self.report(self.circuits.status())
-        return passed
+        return self._reported(self.circuits.passes(tally))
 
     def sink_passes(self, records: int, rejected: tuple[Failure, ...]) -> bool:
-        passed = self.circuits.sink_passes(records, rejected)
+        return self._reported(self.circuits.sink_passes(records, rejected))
+
+    def _reported(self, passed: bool) -> bool:
         self.report(self.circuits.status())
         return passed

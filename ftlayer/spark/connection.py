@@ -11,15 +11,8 @@ from typing import TYPE_CHECKING
 
 from ftlayer.checkpoint.dead_letters.announcer import Announcer
 from ftlayer.checkpoint.dead_letters.letter import DeadLetter
-from ftlayer.common.checks import (
-    Duration,
-    check_bool,
-    check_function,
-    check_int,
-    check_texts,
-    duration_ms,
-    member,
-)
+from ftlayer.common import checks
+from ftlayer.common.checks import Duration, check_int
 from ftlayer.common.printable import shown_url, tell, tell_anyway
 from ftlayer.common.rules.circuit import Limit
 from ftlayer.common.rules.restart import check_pauses, pauses_of
@@ -73,13 +66,8 @@ def stream_options_of(
 
     ``buckets``: in how many the vertex counts a timeout.
     """
-    options = StreamOptions(
-        duration_ms(timeout, "timeout", least=buckets - 1),
-        max_attempts,
-        pauses_of(backoff),
-        jitter,
-        max_pending,
-    )
+    timeout_ms = checks.duration_ms(timeout, "timeout", least=buckets - 1)
+    options = StreamOptions(timeout_ms, max_attempts, pauses_of(backoff), jitter, max_pending)
     check_pauses(options, "FTLayer")
     return options
 
@@ -91,7 +79,7 @@ def check_streams(streams: Sequence[str], method: str) -> None:
     """Raise `ConfigError` unless one stream or more is named, each by a text."""
     if not streams:
         raise ConfigError(f"{method}: name one stream or more, '<query>/<source>'")
-    check_texts(streams, f"{method}: stream", "a name like '<query>/<source>'")
+    checks.check_texts(streams, f"{method}: stream", "a name like '<query>/<source>'")
 
 
 class FTLayerEngine:
@@ -126,7 +114,7 @@ class FTLayerEngine:
         least_ms = vertex.timeout_buckets - 1 if isinstance(vertex, VertexOptions) else None
         self._retries = RetryDefaults(rules, limit, least_ms)
         if on_dead is not None:
-            check_function(on_dead, "on_dead", takes=1)
+            checks.check_function(on_dead, "on_dead", takes=1)
         self._on_dead = on_dead
         self._announcer: Announcer | None = None
         self._made_announcer: JobAnnouncer | None = None
@@ -134,8 +122,8 @@ class FTLayerEngine:
         self._console: ConsoleProcess | None = None
         self._lock = threading.Lock()  # of what is made when it is first needed
         self._closed = False
-        self.status = member(status, "status", FTStatus)
-        check_bool(strict, "strict")
+        self.status = checks.member(status, "status", FTStatus)
+        checks.check_bool(strict, "strict")
         self.strict = strict
         check_int(max_rows, "max_rows", least=1)
         self.max_rows = max_rows
@@ -151,7 +139,6 @@ class FTLayerEngine:
 
     @property
     def enabled(self) -> bool:
-        """Whether fault tolerance is on."""
         return self.status is FTStatus.ON
 
     # ------------------------------------------------------------ the vertex
@@ -170,7 +157,12 @@ class FTLayerEngine:
         self._check_open()
         if self._client is None:
             assert self._vertex_options is not None
-            self._place_by_active_session()
+            from pyspark.sql import SparkSession
+
+            # A vertex may start before a source is wrapped: an ingest's, say.
+            session = SparkSession.getActiveSession()
+            if session is not None and not is_connect(session):
+                self._place(session)
             self._embedded = EmbeddedVertex(self._vertex_options, host=self._host)
             began = time.monotonic()
             self._embedded.start()
@@ -195,29 +187,17 @@ class FTLayerEngine:
         return self.client
 
     def _another_client(self, client: VertexClient, label: str) -> VertexClient:
-        """Return a connection to the same vertex as ``client``, which ends with the layer too."""
+        certs, pem = client.root_certs, client.client_pem
         another = VertexClient(
-            client.address,
-            client.token,
-            root_certs=client.root_certs,
-            client_pem=client.client_pem,
-            client_id=label,
+            client.address, client.token, root_certs=certs, client_pem=pem, client_id=label
         )
-        self._others.append(another)
+        self._others.append(another)  # ends with the layer too
         return another
 
     def _place(self, spark: SparkSession) -> None:
         """Let an embedded vertex listen where this session's executors can reach it."""
         if self._embedded is None and not (spark.sparkContext.master or "").startswith("local"):
             self._host = str(spark.conf.get("spark.driver.host"))
-
-    def _place_by_active_session(self) -> None:
-        """Do the same for a vertex that starts before a source is wrapped (an ingest's, say)."""
-        from pyspark.sql import SparkSession
-
-        session = SparkSession.getActiveSession()
-        if session is not None and not is_connect(session):
-            self._place(session)
 
     # ------------------------------------------------------------ dead letters
 
@@ -272,11 +252,12 @@ class FTLayerEngine:
 
         self._check_open()
         if self._console is None:
-            client = self.client
-            if self._vertex_options is not None:
-                sources = sources_given([str(self._vertex_options.path)], token=lambda: client.token)
-            else:
-                sources = (source_of_client(client),)
+            client, vertex = self.client, self._vertex_options
+            sources = (
+                (source_of_client(client),)
+                if vertex is None
+                else sources_given([str(vertex.path)], token=lambda: client.token)
+            )
             self._console = ConsoleProcess(options, sources)
             tell_anyway(f"ftlayer: the console is at {self._console.link}")
         return self._console

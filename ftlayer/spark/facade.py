@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from ftlayer.checkpoint.dead_letters.letter import DeadLetter, json_text, letter_of, shown_record
-from ftlayer.common.checks import (
-    Duration,
-    UserFacing,
-    check_bool,
-    check_int,
-    check_known,
-    forgive_unstarted,
-    known_options,
-    shown,
-)
+from ftlayer.common import checks
 from ftlayer.common.rules.circuit import Limit, limit_of
 from ftlayer.common.rules.restart import BACKOFF
 from ftlayer.config import FTStatus, VertexKeywords, VertexOptions
@@ -29,14 +19,7 @@ from ftlayer.functions.failures import Errors, RetryRules, rules_of
 from ftlayer.monitor.sources import user_name
 from ftlayer.spark.connection import MAX_ROWS, FTLayerEngine, check_streams, stream_options_of
 from ftlayer.spark.deliveries.ingest_reader import IngestStream, stream_of_ingest
-from ftlayer.spark.plan.stream_plan import (
-    SourceSpec,
-    StreamPlan,
-    check_columns,
-    check_key,
-    check_session,
-    check_source,
-)
+from ftlayer.spark.plan import stream_plan
 from ftlayer.spark.sessions import check_is_session, prepare_workers
 from ftlayer.spark.tracked import TrackedStream
 from ftlayer.transport.address import MAX_PORT
@@ -74,10 +57,6 @@ def list_records(client: VertexClient, state: str, stream: str = "") -> Iterator
 
 
 def record_frame(spark: SparkSession, client: VertexClient, state: str, stream: str = "") -> DataFrame:
-    """Return the records in ``state`` as a DataFrame (`COLUMNS`), as they were at the call.
-
-    Raises `ConfigError` for what is no session.
-    """
     check_is_session(spark)
     rows = [record_row(info) for info in list_records(client, state, stream)]
     return spark.createDataFrame(rows, COLUMNS)
@@ -120,19 +99,19 @@ _WORDS = {
 }
 
 
-@known_options
-class FTLayer(FTLayerEngine, UserFacing, words=_WORDS):
+@checks.known_options
+class FTLayer(FTLayerEngine, checks.UserFacing, words=_WORDS):
     """A vertex, and how records are retried. Make one with `embedded` or `connect`; close it at the end."""
 
     @classmethod
-    @known_options
+    @checks.known_options
     def embedded(
         cls,
         path: str | Path,
         *,
-        timeout: Duration = "30s",
+        timeout: checks.Duration = "30s",
         max_attempts: int | None = 5,
-        backoff: Duration | Sequence[Duration] = BACKOFF,
+        backoff: checks.Duration | Sequence[checks.Duration] = BACKOFF,
         jitter: float = 0.1,
         max_pending: int = 1_000_000,
         max_rows: int = MAX_ROWS,
@@ -171,24 +150,24 @@ class FTLayer(FTLayerEngine, UserFacing, words=_WORDS):
 
         Raises `ConfigError` naming the option. The vertex starts with the first query that needs it.
         """
-        check_known(vertex, _embedded_options(), "FTLayer.embedded")
+        own = [name for name in inspect.signature(FTLayer.embedded).parameters if name != "vertex"]
+        known = own + [field.name for field in fields(VertexOptions) if field.name not in own]
+        checks.check_known(vertex, known, "FTLayer.embedded")
         vertex_options = VertexOptions(path, **vertex)
         buckets = vertex_options.timeout_buckets
-        options = stream_options_of(timeout, max_attempts, backoff, jitter, max_pending, buckets)
-        rules = rules_of(retry_on, dead_on, "FTLayer.embedded")
         return cls(
             vertex_options,
-            options,
+            stream_options_of(timeout, max_attempts, backoff, jitter, max_pending, buckets),
             status=status,
             strict=strict,
             max_rows=max_rows,
-            rules=rules,
+            rules=rules_of(retry_on, dead_on, "FTLayer.embedded"),
             on_dead=on_dead,
             limit=limit_of(max_failing, "FTLayer.embedded"),
         )
 
     @classmethod
-    @known_options
+    @checks.known_options
     def connect(
         cls,
         address: str,
@@ -196,9 +175,9 @@ class FTLayer(FTLayerEngine, UserFacing, words=_WORDS):
         token: str,
         root_certs: bytes | None = None,
         client_pem: bytes | None = None,
-        timeout: Duration = "30s",
+        timeout: checks.Duration = "30s",
         max_attempts: int | None = 5,
-        backoff: Duration | Sequence[Duration] = BACKOFF,
+        backoff: checks.Duration | Sequence[checks.Duration] = BACKOFF,
         jitter: float = 0.1,
         max_pending: int = 1_000_000,
         max_rows: int = MAX_ROWS,
@@ -210,20 +189,15 @@ class FTLayer(FTLayerEngine, UserFacing, words=_WORDS):
         max_failing: str | int | None = None,
     ) -> FTLayer:
         """Use a vertex that ``ftlayer serve`` runs; arguments as in `embedded` and `VertexClient`."""
-        options = stream_options_of(
-            timeout, max_attempts, backoff, jitter, max_pending, VertexOptions.timeout_buckets
-        )
-        rules = rules_of(retry_on, dead_on, "FTLayer.connect")
-        client = VertexClient(
-            address, token, root_certs=root_certs, client_pem=client_pem, client_id="driver"
-        )
+        buckets = VertexOptions.timeout_buckets
+        options = stream_options_of(timeout, max_attempts, backoff, jitter, max_pending, buckets)
         return cls(
-            client,
+            VertexClient(address, token, root_certs=root_certs, client_pem=client_pem, client_id="driver"),
             options,
             status=status,
             strict=strict,
             max_rows=max_rows,
-            rules=rules,
+            rules=rules_of(retry_on, dead_on, "FTLayer.connect"),
             on_dead=on_dead,
             limit=limit_of(max_failing, "FTLayer.connect"),
         )
@@ -236,7 +210,7 @@ class FTLayer(FTLayerEngine, UserFacing, words=_WORDS):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            forgive_unstarted()
+            checks.forgive_unstarted()
         try:
             self.close()
         except KeyboardInterrupt:
@@ -286,8 +260,8 @@ class FTLayer(FTLayerEngine, UserFacing, words=_WORDS):
 
         Raises `MachineError` where the extra ``console`` is not installed, and `ConfigError` naming the option.
         """
-        check_int(port, "port", least=0, most=MAX_PORT)
-        check_bool(mask_payloads, "mask_payloads")
+        checks.check_int(port, "port", least=0, most=MAX_PORT)
+        checks.check_bool(mask_payloads, "mask_payloads")
         from ftlayer.monitor.console.options import ConsoleOptions
 
         file = None if login_file is None else Path(login_file)
@@ -349,16 +323,17 @@ class FTLayer(FTLayerEngine, UserFacing, words=_WORDS):
         if isinstance(frame, IngestStream):
             return self._ingested(frame, rules, limit)
         _check_name(name)
-        check_source(frame, name)
+        stream_plan.check_source(frame, name)
         wanted = (key,) if isinstance(key, str) else key
         if not isinstance(wanted, list | tuple):
-            raise ConfigError(f"source {name!r}: key: expected names of columns, got {shown(key)}")
-        keys = check_columns(frame.sparkSession, frame.schema, wanted, f"source {name!r}: key")
+            raise ConfigError(f"source {name!r}: key: expected names of columns, got {checks.shown(key)}")
+        keys = stream_plan.check_columns(frame.sparkSession, frame.schema, wanted, f"source {name!r}: key")
         if keys:
-            check_key(frame.schema, keys, f"source {name!r}: key")
+            stream_plan.check_key(frame.schema, keys, f"source {name!r}: key")
         self._place(frame.sparkSession)
         prepare_workers(frame.sparkSession)
-        return self._wrapped(SourceSpec(frame, name, keys, rules=rules, limit=limit), frame.schema)
+        spec = stream_plan.SourceSpec(frame, name, keys, rules=rules, limit=limit)
+        return TrackedStream(stream_plan.StreamPlan(self, spec, frame.schema))
 
     def resume(
         self,
@@ -380,15 +355,18 @@ class FTLayer(FTLayerEngine, UserFacing, words=_WORDS):
         rules = rules_of(retry_on, dead_on, f"resume {name!r}").within(self._retries.rules)
         limit = limit_of(max_failing, f"resume {name!r}") or self._retries.limit
         _check_name(name)
-        check_source(frame, name)
-        (carrier,) = check_columns(frame.sparkSession, frame.schema, [carrier], f"resume {name!r}: carrier")
+        stream_plan.check_source(frame, name)
+        (carrier,) = stream_plan.check_columns(
+            frame.sparkSession, frame.schema, [carrier], f"resume {name!r}: carrier"
+        )
         if dict(frame.dtypes)[carrier] != "binary":
             raise ConfigError(
                 f"resume {name!r}: column {carrier!r} is {dict(frame.dtypes)[carrier]}, not binary"
             )
         self._place(frame.sparkSession)
         prepare_workers(frame.sparkSession)
-        return self._wrapped(SourceSpec(frame, name, carrier=carrier, rules=rules, limit=limit), frame.schema)
+        spec = stream_plan.SourceSpec(frame, name, carrier=carrier, rules=rules, limit=limit)
+        return TrackedStream(stream_plan.StreamPlan(self, spec, frame.schema))
 
     def ingest(self, name: str, schema: StructType | str) -> IngestStream:
         """Return an intake for records that no source can give again; pass it to `source` to process them."""
@@ -413,14 +391,11 @@ class FTLayer(FTLayerEngine, UserFacing, words=_WORDS):
                 f"ingest {ingest.name!r} has its records in the vertex: it cannot be read with FTStatus.OFF"
             )
         spark = SparkSession.active()
-        check_session(spark)
+        stream_plan.check_session(spark)
         prepare_workers(spark)
         frame = spark.createDataFrame([], ingest.schema)
-        spec = SourceSpec(frame, ingest.name, ingest=ingest.name, rules=rules, limit=limit)
-        return self._wrapped(spec, ingest.schema)
-
-    def _wrapped(self, source: SourceSpec, schema: StructType) -> TrackedStream:
-        return TrackedStream(StreamPlan(self, source, schema))
+        spec = stream_plan.SourceSpec(frame, ingest.name, ingest=ingest.name, rules=rules, limit=limit)
+        return TrackedStream(stream_plan.StreamPlan(self, spec, ingest.schema))
 
     # ------------------------------------------------------------ what the vertex holds
 
@@ -466,44 +441,32 @@ class FTLayer(FTLayerEngine, UserFacing, words=_WORDS):
 
     def requeue(self, keys: Iterable[str | bytes]) -> int:
         """Give dead letters (by their ``key``) their attempts back; return how many there were."""
-        return self._change(calls.Requeue(_keys(keys), user_name()))
+        return self.client.call(calls.Requeue(_keys(keys), user_name())).count
 
     def purge(self, keys: Iterable[str | bytes]) -> int:
         """Delete dead letters permanently; return how many there were."""
-        return self._change(calls.Purge(_keys(keys), user_name()))
+        return self.client.call(calls.Purge(_keys(keys), user_name())).count
 
     def stats(self) -> dict[str, float]:
         """Counters and gauges of the vertex."""
         return self.client.call(calls.Stats()).values
 
-    def _change(self, call: calls.Requeue | calls.Purge) -> int:
-        return self.client.call(call).count
-
-
-def _embedded_options() -> list[str]:
-    """Return the names of all that `FTLayer.embedded` takes: its own, and those of the vertex."""
-    own = [name for name in inspect.signature(FTLayer.embedded).parameters if name != "vertex"]
-    return own + [field.name for field in fields(VertexOptions) if field.name not in own]
-
 
 def _keys(keys: Iterable[str | bytes]) -> tuple[bytes, ...]:
     if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
         raise ConfigError(
-            f"keys: expected a list of keys of dead letters, got {shown(keys)}; for one write [key]"
+            f"keys: expected a list of keys of dead letters, got {checks.shown(keys)}; for one write [key]"
         )
-    return tuple(_key(key) for key in keys)
-
-
-def _key(key: str | bytes) -> bytes:
-    if isinstance(key, bytes):
-        return key
-    if isinstance(key, str):
-        with suppress(ValueError):
-            return bytes.fromhex(key)
-    raise ConfigError(
-        f"keys: expected keys of dead letters as `list_dead` and `ftlayer dead list` show them, hexadecimal text or "
-        f"bytes, got {shown(key)}"
-    )
+    found = []
+    for key in keys:
+        try:
+            found.append(key if isinstance(key, bytes) else bytes.fromhex(key))
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"keys: expected keys of dead letters as `list_dead` and `ftlayer dead list` show them, hexadecimal "
+                f"text or bytes, got {checks.shown(key)}"
+            ) from None
+    return tuple(found)
 
 
 def _check_name(name: str) -> None:
@@ -513,5 +476,6 @@ def _check_name(name: str) -> None:
         )
     if not isinstance(name, str) or not all(char.isalnum() or char in "_-." for char in name):
         raise ConfigError(
-            f"name: {shown(name)} is no name of a source; use letters, digits, '_', '-', '.', and keep it over restarts"
+            f"name: {checks.shown(name)} is no name of a source; use letters, digits, '_', '-', '.', and keep it "
+            "over restarts"
         )

@@ -61,17 +61,14 @@ class Runner(Protocol[R]):
 
     def run(self, batch: int, sealed: calls.BatchBegun | None) -> R:
         """Run the batch. ``sealed`` is what an earlier run's seal said; its failed rows are left out."""
-        ...
 
     def tally(self, result: R) -> FailureTally: ...
 
     def outcome(self, result: R, sealed: calls.BatchBegun | None) -> BatchOutcome:
         """Return what the run came to; its report has the failures of ``sealed`` too."""
-        ...
 
     def write(self, batch: int, result: R) -> tuple[calls.Failure, ...]:
         """Call the sink with the good rows. Nothing: it has taken them; otherwise these records are rejected."""
-        ...
 
     def reject(
         self, result: R, rejected: tuple[calls.Failure, ...], sealed: calls.BatchBegun | None
@@ -80,11 +77,9 @@ class Runner(Protocol[R]):
 
         That has to be sealed before the sink is called again, with the rest.
         """
-        ...
 
     def report(self, batch: int, report: calls.Report) -> None:
         """Tell the queries whose records were resumed here what became of them. Has its effect once."""
-        ...
 
     def release(self, result: R) -> None: ...
 
@@ -140,7 +135,7 @@ class BatchProtocol(Generic[R]):
             self._watch("run", batch)
             outcome = self._runner.outcome(result, sealed)
             self._watch(JUDGED, batch)
-            reply = self._seal(batch, outcome, sealed)
+            reply = self._seal(batch, outcome, again=sealed is not None)
             self._watch("sealed", batch)
             report = outcome.report
             rejected = 0
@@ -153,7 +148,7 @@ class BatchProtocol(Generic[R]):
                 # Counted once, however often the sink rejects some more of them.
                 records = 0
                 more = self._runner.reject(result, failures, sealed)
-                reply = self._reseal(batch, more)
+                reply = self._seal(batch, more, again=True)
                 self._watch(REJECTED, batch)
                 rejected += more.failures
                 report = more.report
@@ -191,36 +186,11 @@ class BatchProtocol(Generic[R]):
         self._gate.wait()
         return False
 
-    def _seal(self, batch: int, outcome: BatchOutcome, sealed: calls.BatchBegun | None) -> calls.Sealed:
-        if sealed is not None:
-            return self._reseal(batch, outcome)
-        return self._call(
-            calls.Seal(
-                self._query,
-                self._epoch,
-                batch,
-                outcome.delivered,
-                outcome.failed,
-                outcome.redelivered,
-                outcome.resumed,
-                outcome.emitted,
-                outcome.report,
-            )
-        )
-
-    def _reseal(self, batch: int, outcome: BatchOutcome) -> calls.Sealed:
-        return self._call(
-            calls.Reseal(
-                self._query,
-                self._epoch,
-                batch,
-                outcome.failed,
-                outcome.redelivered,
-                outcome.resumed,
-                outcome.emitted,
-                outcome.report,
-            )
-        )
+    def _seal(self, batch: int, outcome: BatchOutcome, *, again: bool) -> calls.Sealed:
+        said = outcome.failed, outcome.redelivered, outcome.resumed, outcome.emitted, outcome.report
+        if again:
+            return self._call(calls.Reseal(self._query, self._epoch, batch, *said))
+        return self._call(calls.Seal(self._query, self._epoch, batch, outcome.delivered, *said))
 
 
 def _report(

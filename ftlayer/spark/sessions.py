@@ -43,6 +43,7 @@ SOURCE_EVOLUTION = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 _LOST_HANDLES = "INVALID_HANDLE.SESSION_"
 
 
+_STOPPED = "the Spark session was stopped; make another one and a new environment for it"
 _LOCAL = re.compile(r"local(\[.*\])?")
 
 
@@ -105,14 +106,11 @@ def start_query(writer: Any, frame: Any, *, bounded: bool) -> StreamingQuery:
 
 
 def _tables_of(frame: Any) -> list[str]:
-    """Return the classes of the tables that a streaming DataFrame reads."""
     leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
     streams = [leaf for leaf in map(leaves.apply, range(leaves.length())) if leaf.isStreaming()]
-    return [_class_of(leaf.table()) for leaf in streams if _class_of(leaf) == "StreamingRelationV2"]
-
-
-def _class_of(it: Any) -> str:
-    return str(it.getClass().getSimpleName())
+    named = "StreamingRelationV2"
+    tables = [leaf.table() for leaf in streams if leaf.getClass().getSimpleName() == named]
+    return [str(table.getClass().getSimpleName()) for table in tables]
 
 
 def links_of(spark: Any) -> dict[str, str]:
@@ -151,9 +149,7 @@ def _classic_end(context: Any) -> SessionLostError | None:
 
     jvm_context = context._jsc
     if jvm_context is None:
-        return SessionLostError(
-            "the Spark session was stopped; make another one and a new environment for it"
-        )
+        return SessionLostError(_STOPPED)
     try:
         stopped = bool(jvm_context.sc().isStopped())
     except (Py4JNetworkError, OSError) as error:
@@ -163,18 +159,13 @@ def _classic_end(context: Any) -> SessionLostError | None:
             "It was killed or has crashed: its own log, hs_err_pid*.log, and the kernel's (out of memory?) say why. "
             "PySpark starts no second JVM in a process: start the program again"
         )
-    if not stopped:
-        return None
-    return SessionLostError(
-        "the Spark session was stopped in its JVM; start the program again with a new one"
-    )
+    said = "the Spark session was stopped in its JVM; start the program again with a new one"
+    return SessionLostError(said) if stopped else None
 
 
 def _connect_end(spark: Any, failure: BaseException | None) -> SessionLostError | None:
     if spark.is_stopped:
-        return SessionLostError(
-            "the Spark session was stopped; make another one and a new environment for it"
-        )
+        return SessionLostError(_STOPPED)
     condition = getattr(failure, "getCondition", lambda: None)()
     if str(condition or "").startswith(_LOST_HANDLES):
         return SessionLostError(

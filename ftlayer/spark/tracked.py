@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from ftlayer.common import checks
@@ -11,16 +12,7 @@ from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.data_sources import from_arrow_schema, to_arrow_schema
 from ftlayer.functions.failures import FailureOptions, RetryRules, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Record, result_schema
-from ftlayer.spark.plan.stream_plan import (
-    StreamPlan,
-    check_columns,
-    check_names,
-    check_transform,
-    is_hashable,
-    stream_of_source,
-    transform_plain,
-    transformed_schema,
-)
+from ftlayer.spark.plan import stream_plan
 from ftlayer.spark.stages.task import Repartition, Step, Transform, check_unique
 
 if TYPE_CHECKING:
@@ -62,7 +54,7 @@ class StepOptions(FailureOptions, total=False):
 class TrackedStream(checks.UserFacing, words=_WORDS):
     """A source and the steps asked for so far. Immutable: each method returns a new one."""
 
-    def __init__(self, plan: StreamPlan) -> None:
+    def __init__(self, plan: stream_plan.StreamPlan) -> None:
         """For `FTLayer.source` and `FTLayer.resume`."""
         self._plan = plan
         self._unstarted = checks.Unstarted(
@@ -110,8 +102,7 @@ class TrackedStream(checks.UserFacing, words=_WORDS):
         again among them; None: as many as come. The task waits in between.
         """
         uid = self._uid("map", function, name)
-        to = struct_of(schema, uid)
-        return self._each(Map, uid, function, to, options)
+        return self._each(Map, uid, function, struct_of(schema, uid), options)
 
     def flat_map(
         self,
@@ -123,8 +114,7 @@ class TrackedStream(checks.UserFacing, words=_WORDS):
     ) -> TrackedStream:
         """Like `map`, with an iterable of dicts: none, one or many."""
         uid = self._uid("flat_map", function, name)
-        to = struct_of(schema, uid)
-        return self._each(FlatMap, uid, function, to, options)
+        return self._each(FlatMap, uid, function, struct_of(schema, uid), options)
 
     def filter(
         self, function: Callable[[Record], Any], *, name: str = "", **options: Unpack[StepOptions]
@@ -165,11 +155,9 @@ class TrackedStream(checks.UserFacing, words=_WORDS):
                     "map_batches: give schema=…, a StructType or text like 'id bigint, name string'"
                 )
             schema = from_arrow_schema(own)
-        struct = struct_of(schema, uid)
-        rules = self._rules(options, uid)
-        return self._limited(uid, options)._then(
-            MapBatches(uid, function, to_arrow_schema(struct), kind, tagged, rules=rules), struct
-        )
+        struct, rules = struct_of(schema, uid), self._rules(options, uid)
+        step = MapBatches(uid, function, to_arrow_schema(struct), kind, tagged, rules=rules)
+        return self._limited(uid, options)._then(step, struct)
 
     def map_async(
         self,
@@ -191,15 +179,11 @@ class TrackedStream(checks.UserFacing, words=_WORDS):
         checks.check_bool(ordered, "map_async: ordered")
         uid = self._uid("map_async", function, name)
         struct = struct_of(schema, uid)
-        rules = self._rules(options, uid)
+        to, rules = to_arrow_schema(struct), self._rules(options, uid)
         limit_ms = checks.duration_ms(timeout, f"{uid}: timeout")
         rate = checks.rate_per_second(options.get("rate_limit"), f"{uid}: rate_limit")
-        return self._limited(uid, options)._then(
-            MapAsync(
-                uid, function, to_arrow_schema(struct), in_flight, limit_ms, rules=rules, rate_limit=rate
-            ),
-            struct,
-        )
+        step = MapAsync(uid, function, to, in_flight, limit_ms, rules=rules, rate_limit=rate)
+        return self._limited(uid, options)._then(step, struct)
 
     def _each(
         self,
@@ -227,14 +211,11 @@ class TrackedStream(checks.UserFacing, words=_WORDS):
         `FTStatus.OFF` there is no ``_ft``; a function that names it gets a null, which is taken off again.
         """
         checks.check_bool(drops, "transform: drops")
-        uid = self._uid("transform", function, name)
-        check_transform(function, uid)
-        step = Transform(uid, function, drops)
+        step = Transform(self._uid("transform", function, name), function, drops)
         if not self._plan.layer.enabled:
-            return self._then(
-                step, transform_plain(self._spark.createDataFrame([], self.schema), step).schema
-            )
-        return self._then(step, transformed_schema(self._spark, self.schema, step))
+            empty = self._spark.createDataFrame([], self.schema)
+            return self._then(step, stream_plan.transform_plain(empty, step).schema)
+        return self._then(step, stream_plan.transformed_schema(self._spark, self.schema, step))
 
     @overload
     def repartition(self, partitions: int, *columns: str) -> TrackedStream: ...
@@ -257,8 +238,10 @@ class TrackedStream(checks.UserFacing, words=_WORDS):
     def _repartition(self, partitions: int | None, columns: tuple[str, ...], what: str) -> TrackedStream:
         if partitions is not None:
             checks.check_int(partitions, f"{what}: partitions", least=1)
-        found = check_columns(self._spark, self.schema, columns, what)
-        return self._then(Repartition(partitions, found, is_hashable(self.schema, found)), self.schema)
+        found = stream_plan.check_columns(self._spark, self.schema, columns, what)
+        return self._then(
+            Repartition(partitions, found, stream_plan.is_hashable(self.schema, found)), self.schema
+        )
 
     # ------------------------------------------------------------ ends
 
@@ -285,9 +268,8 @@ class TrackedStream(checks.UserFacing, words=_WORDS):
         self._unstarted.settle()
         checks.check_bool(tagged, "sink: tagged")
         name = name or self._plan.source.name
-        return TrackedWriter(
-            self._plan, checkpoint, name, lambda: function_ending(self._plan, name, function, tagged)
-        )
+        end = partial(function_ending, self._plan, name, function, tagged)
+        return TrackedWriter(self._plan, checkpoint, name, end)
 
     def write_stream(
         self, source: str | type, *, checkpoint: str, name: str = "", bisect: bool = False, **options: str
@@ -304,9 +286,8 @@ class TrackedStream(checks.UserFacing, words=_WORDS):
         self._unstarted.settle()
         checks.check_bool(bisect, "write_stream: bisect")
         name = name or self._plan.source.name
-        return TrackedWriter(
-            self._plan, checkpoint, name, lambda: writer_ending(self._plan, name, source, options, bisect)
-        )
+        end = partial(writer_ending, self._plan, name, source, options, bisect)
+        return TrackedWriter(self._plan, checkpoint, name, end)
 
     def emit(
         self,
@@ -333,7 +314,7 @@ class TrackedStream(checks.UserFacing, words=_WORDS):
                 f"emit: the rows have a column {carrier!r} already; name another with carrier=…"
             )
         name = name or self._plan.source.name
-        return TrackedWriter(self._plan, checkpoint, name, lambda: emit_ending(name, function, carrier))
+        return TrackedWriter(self._plan, checkpoint, name, partial(emit_ending, name, function, carrier))
 
     def dead_letters(self, checkpoint: str = "") -> DataFrame:
         """Return the dead letters of this source as a streaming DataFrame (`FTLayer.dead_letter_stream`).
@@ -353,7 +334,9 @@ class TrackedStream(checks.UserFacing, words=_WORDS):
                 checkpoint, "dead_letters: checkpoint", "the path or URL of a query's checkpoint"
             )
             query = CheckpointDirectory(self._spark, checkpoint).claim(self._plan.source.name).query
-        return self._plan.layer._letters_of(self._spark, [stream_of_source(self._plan.source, query)])
+        return self._plan.layer._letters_of(
+            self._spark, [stream_plan.stream_of_source(self._plan.source, query)]
+        )
 
     # ------------------------------------------------------------ recording
 
@@ -373,9 +356,8 @@ class TrackedStream(checks.UserFacing, words=_WORDS):
         return TrackedStream(self._plan.limited(uid, Limit.of(max_failing, repr(uid))))
 
     def _rules(self, options: FailureOptions, uid: str) -> RetryRules:
-        rules = rules_of(
-            options.get("retry_on"), options.get("dead_on"), repr(uid), extra_keys=options.get("extra_keys")
-        )
+        extra_keys = options.get("extra_keys")
+        rules = rules_of(options.get("retry_on"), options.get("dead_on"), repr(uid), extra_keys=extra_keys)
         return rules.within(self._plan.source.rules)
 
     def _uid(self, kind: str, function: Callable[..., Any], name: str) -> str:
@@ -394,7 +376,6 @@ class TrackedStream(checks.UserFacing, words=_WORDS):
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line that Spark says, which may begin with an empty one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
@@ -408,7 +389,7 @@ def struct_of(schema: StructType | str, uid: str) -> StructType:
     from pyspark.sql.types import StructType
 
     if isinstance(schema, StructType):
-        check_names(schema, f"schema of {uid!r}")
+        stream_plan.check_names(schema, f"schema of {uid!r}")
         return schema
     if not isinstance(schema, str):
         raise ConfigError(
@@ -429,9 +410,9 @@ def struct_of(schema: StructType | str, uid: str) -> StructType:
         ) from error
     if not isinstance(parsed, StructType):
         raise ConfigError(f"schema of {uid!r}: {schema!r} names no columns; write 'name type, …'")
-    check_names(parsed, f"schema of {uid!r}")
+    stream_plan.check_names(parsed, f"schema of {uid!r}")
     return parsed
 
 
-def plan_of(stream: TrackedStream) -> StreamPlan:
+def plan_of(stream: TrackedStream) -> stream_plan.StreamPlan:
     return stream._plan

@@ -15,7 +15,7 @@ from ftlayer.topology.checks import check_graph, check_replay
 from ftlayer.topology.connectors import Options, ParseSchema, Schema, open_source
 from ftlayer.topology.ddl import parse_ddl, to_ddl
 from ftlayer.topology.draft import GraphDraft
-from ftlayer.topology.graph import StreamGraph
+from ftlayer.topology.job_graph import StreamGraph
 from ftlayer.topology.operators import Queue, Source
 from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.vertex.calls import StreamOptions
@@ -124,19 +124,17 @@ class GraphBuilder:
             raise ConfigError("source: give schema=…, a pyarrow.Schema or text like 'id bigint, name string'")
         if parallelism is None and opened.most_subtasks is not None:
             parallelism = min(opened.most_subtasks, draft.parallelism)
-        if isinstance(source, Queue) and parallelism is not None:
-            most = source.most_subtasks
-            if most is not None and parallelism > most:
-                raise ConfigError(
-                    f"source: parallelism: a {type(source).__name__} is read by {most}, got {parallelism}"
-                )
-        leg = draft.add(
-            lambda uid: Source(uid, opened.connector, known, rules, restart or draft.restart, replay),
-            [],
-            uid=uid,
-            parallelism=parallelism,
-            retry=retry,
-        )
+        most = source.most_subtasks if isinstance(source, Queue) else None
+        if most is not None and parallelism is not None and parallelism > most:
+            raise ConfigError(
+                f"source: parallelism: a {type(source).__name__} is read by {most}, got {parallelism}"
+            )
+        strategy = restart or draft.restart
+
+        def make(uid: str) -> Source:
+            return Source(uid, opened.connector, known, rules, strategy, replay)
+
+        leg = draft.add(make, [], uid=uid, parallelism=parallelism, retry=retry)
         if wanted is None and opened.inferred:
             # Said once: types that are guessed are to be seen.
             said = f"{draft.operator(leg.node).uid}: schema '{to_ddl(known)}', {opened.inferred}"

@@ -15,21 +15,9 @@ from ftlayer.functions.steps import MAIN, Process, Reduce
 from ftlayer.records.keyhash import key_column
 from ftlayer.records.partitioning import Custom, Forward, HashByKey, replay_twin
 from ftlayer.records.traced import KeySelector
-from ftlayer.topology import job_graph
+from ftlayer.topology import job_graph, operators
 from ftlayer.topology.explain import check_iterations
-from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
-from ftlayer.topology.operators import (
-    AssignWatermarks,
-    CoProcess,
-    IterableSource,
-    Join,
-    Operator,
-    ReaderSource,
-    Sink,
-    Source,
-    SourceConnector,
-    WriterSink,
-)
+from ftlayer.topology.job_graph import StreamEdge, StreamGraph, StreamNode
 from ftlayer.vertex.calls import REPLAYS
 
 WAITING = "waiting"
@@ -93,10 +81,10 @@ MAX_PARALLELISM = 32_768
 """As many as there can be key groups."""
 
 
-def check_replay(replay: str, connector: SourceConnector) -> None:
+def check_replay(replay: str, connector: operators.SourceConnector) -> None:
     """Raise `ConfigError` unless rows of this source can be replayed from there (``"store"``, ``"source"``)."""
     check_choice(replay, "source: replay", REPLAYS)
-    if replay == "source" and not isinstance(connector, IterableSource | ReaderSource):
+    if replay == "source" and not isinstance(connector, operators.IterableSource | operators.ReaderSource):
         raise ConfigError(
             "source: replay: 'source' is for iterables and stream readers, which can be read again from any row on; "
             f"this is a {type(connector).__name__}: use replay='store' (the default), which stores its records before "
@@ -130,15 +118,13 @@ def check_graph(graph: StreamGraph, *, tracked: bool) -> None:
 
 
 def check_parallelism(parallelism: object, what: str) -> None:
-    """Raise `ConfigError` unless there can be this many subtasks of ``what``."""
     check_int(parallelism, f"parallelism of {what}", least=1, most=MAX_PARALLELISM)
 
 
 # ---------------------------------------------------------------- one operator
 
 
-def check_operator(operator: Operator) -> None:
-    """Check what an operator says of itself: names, columns, times, timers."""
+def check_operator(operator: operators.Operator) -> None:
     uid = operator.uid
     job_graph.check_name(uid, "uid")
     for tag, schema in job_graph.outputs_of(operator).items():
@@ -150,9 +136,9 @@ def check_operator(operator: Operator) -> None:
         raise InvalidTopologyError(f"{uid!r}: two side outputs have the same tag, or one has the empty tag")
     for switch in ("volatile_state", "tagged"):
         check_bool(getattr(operator, switch, False), f"{switch} of {uid!r}")
-    if isinstance(operator, AssignWatermarks):
+    if isinstance(operator, operators.AssignWatermarks):
         _check_time_column(operator)
-    if isinstance(operator, CoProcess | Join):
+    if isinstance(operator, operators.CoProcess | operators.Join):
         _check_equal_keys(operator)
     if job_graph.has_timers(operator) and not job_graph.keeps_state(operator):
         raise InvalidTopologyError(
@@ -191,7 +177,7 @@ def key_types(schema: pa.Schema, columns: tuple[str, ...]) -> list[pa.DataType]:
     return [key_column(nothing, name).type for name in columns]
 
 
-def _check_time_column(operator: AssignWatermarks) -> None:
+def _check_time_column(operator: operators.AssignWatermarks) -> None:
     index = operator.schema.get_field_index(operator.column)
     if index < 0:
         raise ConfigError(
@@ -206,9 +192,9 @@ def _check_time_column(operator: AssignWatermarks) -> None:
         )
 
 
-def _check_equal_keys(operator: CoProcess | Join) -> None:
+def _check_equal_keys(operator: operators.CoProcess | operators.Join) -> None:
     first, second = operator.keys
-    if isinstance(operator, Join) and not first:
+    if isinstance(operator, operators.Join) and not first:
         raise InvalidTopologyError(
             f"{operator.uid!r}: a join needs keys on both inputs; use key_by before it"
         )
@@ -239,12 +225,11 @@ def _check_uids(graph: StreamGraph) -> None:
         raise InvalidTopologyError(
             f"uid {twice[0]!r} is given to several operators ({names}); ids and state are filed under it: choose others"
         )
-    if not any(isinstance(node.operator, Source) for node in graph.nodes):
+    if not any(isinstance(node.operator, operators.Source) for node in graph.nodes):
         raise InvalidTopologyError(f"topology {graph.name!r} has no source; begin with source(…)")
 
 
 def _check_ends(graph: StreamGraph) -> None:
-    """Check that edges end at inputs and outputs that exist, and that every input has one."""
     uids = {node.uid for node in graph.nodes}
     for edge in graph.edges:
         missing = {edge.source, edge.target} - uids
@@ -253,7 +238,7 @@ def _check_ends(graph: StreamGraph) -> None:
                 f"an edge from {edge.source!r} to {edge.target!r}: there is no {missing.pop()!r}"
             )
         source, target = graph.node(edge.source).operator, graph.node(edge.target).operator
-        if isinstance(source, Sink):
+        if isinstance(source, operators.Sink):
             raise InvalidTopologyError(f"{edge.source!r} is a sink and {edge.target!r} comes behind it")
         if edge.tag != job_graph.LETTERS and edge.tag not in job_graph.outputs_of(source):
             raise InvalidTopologyError(f"{edge.source!r} has no side output {edge.tag!r} for {edge.target!r}")
@@ -263,13 +248,10 @@ def _check_ends(graph: StreamGraph) -> None:
             )
     for node in graph.nodes:
         connected = {edge.input for edge in graph.edges_into(node.uid) if not edge.feedback}
-        open_inputs = [
-            str(number) for number in range(job_graph.inputs_of(node.operator)) if number not in connected
-        ]
-        if open_inputs:
-            raise InvalidTopologyError(
-                f"{node.uid!r} gets no records: input {', '.join(open_inputs)} is open"
-            )
+        numbers = set(range(job_graph.inputs_of(node.operator))) - connected
+        if numbers:
+            open_inputs = ", ".join(map(str, sorted(numbers)))
+            raise InvalidTopologyError(f"{node.uid!r} gets no records: input {open_inputs} is open")
 
 
 def check_writers(graph: StreamGraph) -> None:
@@ -278,8 +260,10 @@ def check_writers(graph: StreamGraph) -> None:
     Such a writer says so by its attribute ``needs_checkpoints``.
     """
     for node in graph.nodes:
-        connector = node.operator.connector if isinstance(node.operator, Sink) else None
-        if isinstance(connector, WriterSink) and getattr(connector.writer, "needs_checkpoints", False):
+        connector = node.operator.connector if isinstance(node.operator, operators.Sink) else None
+        if isinstance(connector, operators.WriterSink) and getattr(
+            connector.writer, "needs_checkpoints", False
+        ):
             kind = type(connector.writer).__name__
             raise UnsupportedError(
                 f"sink {node.uid!r}: an exactly-once {kind} commits behind checkpoints, and this topology has none: "
@@ -288,7 +272,7 @@ def check_writers(graph: StreamGraph) -> None:
 
 
 def _check_dead_ends(graph: StreamGraph) -> None:
-    sinks = {node.uid for node in graph.nodes if isinstance(node.operator, Sink)}
+    sinks = {node.uid for node in graph.nodes if isinstance(node.operator, operators.Sink)}
     dead = [node for node in graph.nodes if node.uid not in sinks and not graph.behind(node.uid) & sinks]
     if dead:
         names = ", ".join(f"{node.uid!r} ({node.name})" for node in dead)
@@ -298,7 +282,6 @@ def _check_dead_ends(graph: StreamGraph) -> None:
 
 
 def _check_state_key(schema: pa.Schema, keys: tuple[str, ...], what: str) -> None:
-    """Raise `UnhashableKeyError` for a key whose values Python cannot look state up by."""
     for name, kind in zip(keys, key_types(schema, keys), strict=True):
         if pa.types.is_nested(kind):
             raise UnhashableKeyError(
@@ -316,16 +299,13 @@ def _check_edge(graph: StreamGraph, edge: StreamEdge) -> None:
             f"{what}: forward() needs the same parallelism on both sides, and there are {source.parallelism} and "
             f"{target.parallelism} subtasks; use rebalance(), or set_parallelism(…) of one of them"
         )
-    if isinstance(partitioner, HashByKey):
-        try:
+    try:
+        if isinstance(partitioner, HashByKey):
             partitioner.selector.check(schema)
-        except (ConfigError, UnhashableKeyError) as error:
-            raise type(error)(f"{what}: {error}") from error
-    if isinstance(partitioner, Custom):
-        try:
+        if isinstance(partitioner, Custom):
             key_types(schema, partitioner.selector.columns)
-        except ConfigError as error:
-            raise ConfigError(f"{what}: {error}") from error
+    except (ConfigError, UnhashableKeyError) as error:
+        raise type(error)(f"{what}: {error}") from error
 
 
 def _check_inputs(graph: StreamGraph, node: StreamNode) -> None:
@@ -334,7 +314,7 @@ def _check_inputs(graph: StreamGraph, node: StreamNode) -> None:
     for number, keys in enumerate(job_graph.keys_of(node.operator)):
         edges = [edge for edge in graph.edges_into(node.uid) if edge.input == number]
         expected = declared[number] if declared else graph.schema_of(edges[0])
-        if isinstance(node.operator, Reduce | KeyedAggregate | Process | CoProcess):
+        if isinstance(node.operator, Reduce | KeyedAggregate | Process | operators.CoProcess):
             _check_state_key(expected, keys, f"input {number} of {node.uid!r}")
         for edge in edges:
             difference = schema_difference(expected, graph.schema_of(edge))
@@ -355,13 +335,9 @@ def schema_difference(expected: pa.Schema, got: pa.Schema) -> str:
         return ""
     if expected.names != got.names:
         return f"columns {', '.join(got.names)} instead of {', '.join(expected.names)}"
-    differing = [(one, other) for one, other in zip(expected, got, strict=True) if not one.equals(other)]
-    one, other = differing[0]
-    return f"column {one.name!r} is {_spelled(other)} instead of {_spelled(one)}"
-
-
-def _spelled(field: pa.Field) -> str:
-    return f"{field.type}{'' if field.nullable else ' not null'}"
+    one, other = next(pair for pair in zip(expected, got, strict=True) if not pair[0].equals(pair[1]))
+    was, now = (f"{field.type}{'' if field.nullable else ' not null'}" for field in (one, other))
+    return f"column {one.name!r} is {now} instead of {was}"
 
 
 # ---------------------------------------------------------------- event time, tracking

@@ -13,17 +13,7 @@ import pyarrow as pa
 from ftlayer.common.checks import check_methods, check_runs
 from ftlayer.errors import ConfigError
 from ftlayer.functions.writing import check_writer
-from ftlayer.topology.operators import (
-    FunctionSink,
-    IterableSource,
-    PushSource,
-    Queue,
-    QueueSource,
-    ReaderSource,
-    SinkConnector,
-    SourceConnector,
-    WriterSink,
-)
+from ftlayer.topology import operators
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSource
@@ -52,7 +42,14 @@ def partitioned(table: pa.Table, rows: int = PARTITION_ROWS) -> tuple[Callable[[
     starts = range(0, max(1, table.num_rows), rows)
     steps = [table.slice(start, rows) for start in starts]
     parts = min(MAX_PARTITIONS, len(steps))
-    return tuple(_IpcPartition.of(pa.concat_tables(steps[part::MAX_PARTITIONS])) for part in range(parts))
+    return tuple(_packed(pa.concat_tables(steps[part::MAX_PARTITIONS])) for part in range(parts))
+
+
+def _packed(table: pa.Table) -> _IpcPartition:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=_BATCH_ROWS)
+    return _IpcPartition(sink.getvalue().to_pybytes())
 
 
 @dataclass(frozen=True)
@@ -60,13 +57,6 @@ class _IpcPartition:
     """Rows as an Arrow IPC stream: a slice of a table would take all of it along."""
 
     data: bytes
-
-    @classmethod
-    def of(cls, table: pa.Table) -> _IpcPartition:
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table, max_chunksize=_BATCH_ROWS)
-        return cls(sink.getvalue().to_pybytes())
 
     def __call__(self) -> Iterator[pa.RecordBatch]:
         with pa.ipc.open_stream(self.data) as reader:
@@ -88,7 +78,10 @@ def table_of(given: Any) -> pa.Table | None:
         return given
     if isinstance(given, pa.RecordBatch):
         return pa.Table.from_batches([given])
-    if _is_pandas(given):
+    if any(
+        kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] == "pandas"
+        for kind in type(given).__mro__
+    ):
         return _from_pandas(given)
     if isinstance(given, list) and given and all(isinstance(record, dict) for record in given):
         return _read("a list of dicts", _from_dicts, given)
@@ -106,13 +99,6 @@ def _from_dicts(given: list[dict[str, Any]]) -> pa.Table:
     """Read the columns that any of the dicts has; Arrow itself looks at the first one."""
     names = dict.fromkeys(name for record in given for name in record)
     return pa.table({name: [record.get(name) for record in given] for name in names})
-
-
-def _is_pandas(given: Any) -> bool:
-    return any(
-        kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] == "pandas"
-        for kind in type(given).__mro__
-    )
 
 
 def _from_pandas(frame: Any) -> pa.Table:
@@ -191,14 +177,16 @@ Schema: TypeAlias = pa.Schema | str
 Options: TypeAlias = Mapping[str, str | int | float | bool]
 
 
-def partitions(*parts: Any) -> IterableSource:
+def partitions(*parts: Any) -> operators.IterableSource:
     """Return a source with several partitions, each an iterable or a function without arguments that returns one.
 
     Raises `ConfigError` for an iterator, which can be gone through just once.
     """
     if not parts:
         raise ConfigError("partitions: expected one iterable or more")
-    return IterableSource(tuple(_partition(part, f"partition {place}") for place, part in enumerate(parts)))
+    return operators.IterableSource(
+        tuple(_partition(part, f"partition {place}") for place, part in enumerate(parts))
+    )
 
 
 @dataclass(frozen=True)
@@ -208,7 +196,7 @@ class OpenedSource:
     ``inferred`` says what the schema was read off, "" where the source says it itself.
     """
 
-    connector: SourceConnector
+    connector: operators.SourceConnector
     schema: pa.Schema | None
     most_subtasks: int | None
     inferred: str = ""
@@ -221,6 +209,8 @@ def open_source(
 
     Raises `ConfigError` for what cannot be a source.
     """
+    from pyspark.sql.datasource import DataSourceStreamReader, SimpleDataSourceStreamReader
+
     if _is_data_source(given):
         return _open_data_source(given, schema, options, parse)
     if options is not None:
@@ -231,64 +221,63 @@ def open_source(
     if table is not None:
         table = with_known_types(table) if schema is None else table
         parts = partitioned(table)
-        dealt = IterableSource(parts, PARTITION_ROWS)
+        dealt = operators.IterableSource(parts, PARTITION_ROWS)
         return OpenedSource(dealt, table.schema, len(parts), "as its rows have it")
-    if isinstance(given, IterableSource):
+    if isinstance(given, operators.IterableSource):
         found = schema_of_first(given.partitions) if schema is None else None
         return OpenedSource(given, found, len(given.partitions), "as its first records have it")
-    if isinstance(given, Queue):
-        return _opened(QueueSource(given), given.schema)
-    if isinstance(given, ReaderSource | PushSource):
+    if isinstance(given, operators.Queue):
+        return _opened(operators.QueueSource(given), given.schema)
+    if isinstance(given, operators.ReaderSource | operators.PushSource):
         return _opened(given, None)
-    if _is_reader(given):
+    if _is_instance(given, (DataSourceStreamReader, SimpleDataSourceStreamReader), "source"):
         known = getattr(given, "schema", None)
-        return _opened(ReaderSource(given), known if isinstance(known, pa.Schema) else None)
-    return open_source(IterableSource((_partition(given, "source"),)), schema, options, parse)
+        return _opened(operators.ReaderSource(given), known if isinstance(known, pa.Schema) else None)
+    return open_source(operators.IterableSource((_partition(given, "source"),)), schema, options, parse)
 
 
 def open_sink(
     given: Any, schema: pa.Schema, options: Options | None, every_ms: int, max_rows: int
-) -> SinkConnector:
+) -> operators.SinkConnector:
     """Make a sink's connector of whatever a user gave. ``options`` go to a Data Source's class.
 
     Raises `ConfigError` for what cannot be a sink.
     """
-    connector = _sink_of(given, schema, options, every_ms, max_rows)
-    if isinstance(connector, WriterSink):
+    from pyspark.sql.datasource import DataSourceStreamWriter
+
+    connector: operators.SinkConnector
+    if _is_data_source(given):
+        try:
+            writer = _instance(given, options).streamWriter(_struct_of(schema), False)
+        except NotImplementedError as error:
+            raise ConfigError(f"sink: {_described(given)} has no stream writer") from error
+        connector = operators.WriterSink(writer, every_ms, max_rows)
+    elif options is not None:
+        raise ConfigError(
+            f"sink: options are for a pyspark DataSource class, and this is {_described(given)}: give them to it"
+        )
+    elif isinstance(given, operators.FunctionSink | operators.WriterSink):
+        connector = given
+    elif _is_instance(given, (DataSourceStreamWriter,), "sink"):
+        connector = operators.WriterSink(given, every_ms, max_rows)
+    elif callable(given):
+        connector = operators.FunctionSink(given)
+    else:
+        raise ConfigError(
+            "sink: expected a function of a pyarrow.RecordBatch, a DataSourceStreamWriter or a DataSource class, "
+            f"got {_described(given)}"
+        )
+    if isinstance(connector, operators.WriterSink):
         check_writer(connector.writer, "sink")
     else:
         check_runs(connector.function, "sink")
     return connector
 
 
-def _sink_of(
-    given: Any, schema: pa.Schema, options: Options | None, every_ms: int, max_rows: int
-) -> SinkConnector:
-    if _is_data_source(given):
-        source = _instance(given, options)
-        try:
-            writer = source.streamWriter(_struct_of(schema), False)
-        except NotImplementedError as error:
-            raise ConfigError(f"sink: {_described(given)} has no stream writer") from error
-        return WriterSink(writer, every_ms, max_rows)
-    if options is not None:
-        raise ConfigError(
-            f"sink: options are for a pyspark DataSource class, and this is {_described(given)}: give them to it"
-        )
-    if isinstance(given, FunctionSink | WriterSink):
-        return given
-    if _is_stream_writer(given):
-        return WriterSink(given, every_ms, max_rows)
-    if not callable(given):
-        raise ConfigError(
-            "sink: expected a function of a pyarrow.RecordBatch, a DataSourceStreamWriter or a DataSource class, "
-            f"got {_described(given)}"
-        )
-    return FunctionSink(given)
-
-
-def _opened(connector: ReaderSource | PushSource | QueueSource, schema: pa.Schema | None) -> OpenedSource:
-    if isinstance(connector, ReaderSource):
+def _opened(
+    connector: operators.ReaderSource | operators.PushSource | operators.QueueSource, schema: pa.Schema | None
+) -> OpenedSource:
+    if isinstance(connector, operators.ReaderSource):
         giving = ("read", "readBetweenOffsets")
         asked = ("initialOffset", "latestOffset", "partitions", *giving, "commit", "stop")
         check_methods(connector.reader, asked, "source", may_yield=giving)
@@ -296,24 +285,9 @@ def _opened(connector: ReaderSource | PushSource | QueueSource, schema: pa.Schem
 
 
 def _is_data_source(given: Any) -> bool:
-    """Whether it is a pyspark `DataSource`, its class or an instance."""
     from pyspark.sql.datasource import DataSource
 
     return isinstance(given, DataSource) or (isinstance(given, type) and issubclass(given, DataSource))
-
-
-def _is_reader(given: Any) -> bool:
-    """Whether it is a stream reader of a pyspark Data Source; `ConfigError` if it is the class of one."""
-    from pyspark.sql.datasource import DataSourceStreamReader, SimpleDataSourceStreamReader
-
-    return _is_instance(given, (DataSourceStreamReader, SimpleDataSourceStreamReader), "source")
-
-
-def _is_stream_writer(given: Any) -> bool:
-    """Whether it is a stream writer of a pyspark Data Source; `ConfigError` if it is the class of one."""
-    from pyspark.sql.datasource import DataSourceStreamWriter
-
-    return _is_instance(given, (DataSourceStreamWriter,), "sink")
 
 
 def _is_instance(given: Any, classes: tuple[type, ...], what: str) -> bool:
@@ -331,7 +305,15 @@ def _open_data_source(
 ) -> OpenedSource:
     source = _instance(given, options)
     if schema is None:
-        schema = _own_schema(source, parse)
+        from ftlayer.functions.data_sources import to_arrow_schema
+
+        try:
+            own = source.schema()
+        except NotImplementedError as error:
+            raise ConfigError(
+                f"source: {_described(source)} does not say its schema; give schema=…"
+            ) from error
+        schema = parse(own) if isinstance(own, str) else to_arrow_schema(own)
     struct = _struct_of(schema)
     try:
         reader: Any = source.streamReader(struct)
@@ -340,7 +322,7 @@ def _open_data_source(
             reader = source.simpleStreamReader(struct)
         except NotImplementedError as error:
             raise ConfigError(f"source: {_described(given)} has no stream reader") from error
-    return _opened(ReaderSource(reader), schema)
+    return _opened(operators.ReaderSource(reader), schema)
 
 
 def _instance(given: Any, options: Options | None) -> DataSource:
@@ -352,24 +334,12 @@ def _instance(given: Any, options: Options | None) -> DataSource:
                 f"options: {_described(given)} has its own; give the class, or make it with these"
             )
         return given
-    made: DataSource = given(
-        CaseInsensitiveDict({name: _text(value) for name, value in (options or {}).items()})
-    )
+    texts = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in (options or {}).items()
+    }
+    made: DataSource = given(CaseInsensitiveDict(texts))
     return made
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _own_schema(source: DataSource, parse: ParseSchema) -> pa.Schema:
-    from ftlayer.functions.data_sources import to_arrow_schema
-
-    try:
-        own = source.schema()
-    except NotImplementedError as error:
-        raise ConfigError(f"source: {_described(source)} does not say its schema; give schema=…") from error
-    return parse(own) if isinstance(own, str) else to_arrow_schema(own)
 
 
 def _struct_of(schema: pa.Schema) -> StructType:
@@ -378,13 +348,13 @@ def _struct_of(schema: pa.Schema) -> StructType:
     return from_arrow_schema(schema)
 
 
-def _most_subtasks(connector: SourceConnector) -> int | None:
+def _most_subtasks(connector: operators.SourceConnector) -> int | None:
     """Return how many subtasks find something to do: one a partition, one a callback, any number of a reader."""
-    if isinstance(connector, IterableSource):
+    if isinstance(connector, operators.IterableSource):
         return len(connector.partitions)
-    if isinstance(connector, PushSource):
+    if isinstance(connector, operators.PushSource):
         return 1
-    if isinstance(connector, QueueSource):
+    if isinstance(connector, operators.QueueSource):
         return connector.queue.most_subtasks
     from pyspark.sql.datasource import SimpleDataSourceStreamReader
 
@@ -396,8 +366,6 @@ def _most_subtasks(connector: SourceConnector) -> int | None:
 
 @dataclass(frozen=True)
 class _Items:
-    """An iterable as the function that a partition is."""
-
     items: Iterable[Any]
 
     def __call__(self) -> Iterable[Any]:
@@ -429,8 +397,7 @@ def _partition(given: Any, what: str) -> Callable[[], Iterable[Any]]:
 def _check_no_arguments(function: Callable[..., Any], what: str) -> None:
     try:
         signature = inspect.signature(function)
-    except ValueError:
-        # Some built-in functions have none that Python could see.
+    except ValueError:  # Some built-in functions have none that Python could see.
         return
     try:
         signature.bind()

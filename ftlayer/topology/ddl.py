@@ -7,7 +7,7 @@ conversion maps them: ``timestamp`` is in UTC, microseconds.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterable
 
 import pyarrow as pa
 
@@ -42,6 +42,8 @@ _NAMES = {
 }
 
 _DECIMAL = ("decimal", "dec", "numeric")
+_TEXTS = ("varchar", "char")
+_NESTED = ("array", "map", "struct", *_TEXTS, *_DECIMAL)
 _MAX_PRECISION = 38
 _MAX_DEPTH = 100
 """Types within types: deeper ones would meet Python's own limit."""
@@ -65,9 +67,12 @@ def parse_ddl(text: str) -> pa.Schema:
     return pa.schema(fields)
 
 
-def to_ddl(schema: pa.Schema) -> str:
+def to_ddl(fields: Iterable[pa.Field]) -> str:
     """Write a schema as `parse_ddl` reads it; a type that Spark does not have as Arrow calls it."""
-    return ", ".join(f"{_quoted(field.name)} {_type_text(field.type)}{_not_null(field)}" for field in schema)
+    return ", ".join(
+        f"{_quoted(field.name)} {_type_text(field.type)}{'' if field.nullable else ' not null'}"
+        for field in fields
+    )
 
 
 def _type_text(kind: pa.DataType) -> str:
@@ -76,10 +81,7 @@ def _type_text(kind: pa.DataType) -> str:
     if pa.types.is_map(kind):
         return f"map<{_type_text(kind.key_type)},{_type_text(kind.item_type)}>"
     if pa.types.is_struct(kind):
-        fields = ", ".join(
-            f"{_quoted(field.name)} {_type_text(field.type)}{_not_null(field)}" for field in kind
-        )
-        return f"struct<{fields}>"
+        return f"struct<{to_ddl(kind)}>"
     if pa.types.is_decimal(kind):
         return f"decimal({kind.precision},{kind.scale})"
     return _NAMES.get(kind, str(kind))
@@ -87,10 +89,6 @@ def _type_text(kind: pa.DataType) -> str:
 
 def _quoted(name: str) -> str:
     return name if re.fullmatch(r"\w+", name) else "`" + name.replace("`", "``") + "`"
-
-
-def _not_null(field: pa.Field) -> str:
-    return "" if field.nullable else " not null"
 
 
 class _Parser:
@@ -149,56 +147,37 @@ class _Parser:
 
     def _type(self) -> pa.DataType:
         word = (self._peek() or "").lower()
-        read = self._nested().get(word)
-        if read is None and word not in _TYPES:
+        if word not in _TYPES and word not in _NESTED:
             raise self._error("a type")
         self._take()
-        if read is None:
+        if word in _TYPES:
             return _TYPES[word]
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise self._error(f"at most {_MAX_DEPTH} types within types")
-        type_ = read()
+        type_ = self._decimal() if word in _DECIMAL else self._nested(word)
         self._depth -= 1
         return type_
 
-    def _nested(self) -> dict[str, Callable[[], pa.DataType]]:
-        return {
-            "array": self._array,
-            "map": self._map,
-            "struct": self._struct,
-            "varchar": self._text_of_length,
-            "char": self._text_of_length,
-            **dict.fromkeys(_DECIMAL, self._decimal),
-        }
-
-    def _array(self) -> pa.DataType:
-        self._expect("<")
-        element = self._type()
-        self._expect(">")
-        return pa.list_(pa.field("element", element))
-
-    def _map(self) -> pa.DataType:
-        self._expect("<")
-        key = self._type()
-        if pa.types.is_null(key):
-            raise self._error("a type for the map's key that has values")
-        self._expect(",")
-        value = self._type()
-        self._expect(">")
-        return pa.map_(key, value)
-
-    def _struct(self) -> pa.DataType:
-        self._expect("<")
-        fields = self.fields(end=">")
-        self._expect(">")
-        return pa.struct(fields)
-
-    def _text_of_length(self) -> pa.DataType:
-        self._expect("(")
-        self._number(1, 2**31 - 1)
-        self._expect(")")
-        return pa.string()
+    def _nested(self, word: str) -> pa.DataType:
+        type_: pa.DataType
+        opens, closes = "()" if word in _TEXTS else "<>"
+        self._expect(opens)
+        if word == "array":
+            type_ = pa.list_(pa.field("element", self._type()))
+        elif word == "map":
+            key = self._type()
+            if pa.types.is_null(key):
+                raise self._error("a type for the map's key that has values")
+            self._expect(",")
+            type_ = pa.map_(key, self._type())
+        elif word == "struct":
+            type_ = pa.struct(self.fields(end=closes))
+        else:
+            self._number(1, 2**31 - 1)
+            type_ = pa.string()
+        self._expect(closes)
+        return type_
 
     def _decimal(self) -> pa.DataType:
         precision, scale = 10, 0

@@ -17,18 +17,11 @@ from ftlayer.config import FTStatus
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.steps import MAIN
 from ftlayer.records.partitioning import Forward, Partitioner
+from ftlayer.topology import job_graph
 from ftlayer.topology.checks import check_columns, check_operator, check_parallelism
 from ftlayer.topology.connectors import ParseSchema, Schema
 from ftlayer.topology.explain import TAIL, circle_error, closed_twice
-from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
-from ftlayer.topology.job_graph import (
-    check_job_name,
-    check_name,
-    emits_roots,
-    kind_of,
-    outputs_of,
-    stream_name,
-)
+from ftlayer.topology.job_graph import StreamEdge, StreamGraph, StreamNode
 from ftlayer.topology.operators import IterableSource, IterationTail, Operator, ReaderSource, Source
 from ftlayer.vertex.calls import StreamOptions
 
@@ -69,7 +62,7 @@ class GraphDraft:
         restart: RestartStrategy | None,
         parse_schema: ParseSchema,
     ) -> None:
-        check_job_name(name)
+        job_graph.check_job_name(name)
         check_parallelism(parallelism, f"topology {name!r}")
         self.name = name
         self.parallelism = parallelism
@@ -94,9 +87,8 @@ class GraphDraft:
         """Return the schemas of side outputs, by tag; raises as `schema`, and `ConfigError` for what is no mapping."""
         if side is not None and not isinstance(side, Mapping):
             raise ConfigError(f"side: expected {{tag: schema}}, got {shown(side)}")
-        return tuple(
-            (tag, self.schema(schema, f"side output {tag!r}")) for tag, schema in (side or {}).items()
-        )
+        given = (side or {}).items()
+        return tuple((tag, self.schema(schema, f"side output {tag!r}")) for tag, schema in given)
 
     def add(
         self,
@@ -110,7 +102,7 @@ class GraphDraft:
     ) -> Leg:
         """Add the operator that ``make`` returns for a uid, behind ``inputs``; return its output."""
         operator = make("operator")
-        kind = kind_of(operator)
+        kind = job_graph.kind_of(operator)
         number = self._kinds[kind] + 1
         operator = replace(operator, uid=self._free_uid(f"{kind}-{number}" if uid is None else uid))
         check_operator(operator)
@@ -125,7 +117,6 @@ class GraphDraft:
         return Leg(place)
 
     def add_letters(self, legs: tuple[Leg, ...], uid: str | None) -> Leg:
-        """Add a source of the dead letters of what ``legs`` derive from; see `DataStream.dead_letters`."""
         # Which streams these are is known when the graph is built: uids may change until then.
         nothing = IterableSource(((list),))
         leg = self.add(
@@ -139,7 +130,6 @@ class GraphDraft:
         return self._nodes[place].operator
 
     def rename(self, place: int, uid: str) -> None:
-        """Give an operator a uid; `ConfigError` if it is no name, `InvalidTopologyError` if another one has it."""
         node = self._nodes[place]
         if uid != node.uid:
             self._nodes[place] = replace(node, operator=replace(node.operator, uid=self._free_uid(uid)))
@@ -150,7 +140,6 @@ class GraphDraft:
         self._nodes[place] = replace(node, parallelism=parallelism)
 
     def set_on_failure(self, place: int, on_failure: OnFailure) -> None:
-        """Say what becomes of records that fail in an operator; `ConfigError` for what does not."""
         node = self._nodes[place]
         check_on_failure(on_failure, f"{node.uid!r}: on_failure")
         self._nodes[place] = replace(node, on_failure=on_failure)
@@ -168,9 +157,8 @@ class GraphDraft:
             )
         if self.status is FTStatus.ON:
             inside = [node.uid for node in graph.in_order if node.uid in graph.behind(uid)]
-            raise circle_error(
-                [one for one in inside if one in ends or graph.behind(one) & ends], tracked=True
-            )
+            circle = [one for one in inside if one in ends or graph.behind(one) & ends]
+            raise circle_error(circle, tracked=True)
         if head in self._closed:
             before = {self.operator(leg.node).uid for leg in self._closed[head]}
             raise closed_twice(uid, [", ".join(sorted(before)), ", ".join(sorted(ends))])
@@ -187,9 +175,8 @@ class GraphDraft:
             head = nodes[place]
             tail = IterationTail(head.uid + TAIL, head.operator.schema)
             nodes.append(StreamNode(tail, head.parallelism))
-            edges.extend(
-                StreamEdge(nodes[leg.node].uid, tail.uid, 0, leg.partitioner, leg.tag) for leg in feedback
-            )
+            for leg in feedback:
+                edges.append(StreamEdge(nodes[leg.node].uid, tail.uid, 0, leg.partitioner, leg.tag))
             edges.append(StreamEdge(tail.uid, head.uid, 0, Forward(), feedback=True))
         graph = StreamGraph(self.name, tuple(nodes), tuple(edges))
         return replace(graph, nodes=self._with_letters(graph)) if self._letters else graph
@@ -200,10 +187,11 @@ class GraphDraft:
         for place, legs in self._letters.items():
             ends = {nodes[leg.node].uid for leg in legs}
             streams = [
-                stream_name(graph.name, node.uid, tag)
+                job_graph.stream_name(graph.name, node.uid, tag)
                 for node in graph.nodes
-                if emits_roots(node.operator) and (node.uid in ends or graph.behind(node.uid) & ends)
-                for tag in outputs_of(node.operator)
+                if job_graph.emits_roots(node.operator)
+                and (node.uid in ends or graph.behind(node.uid) & ends)
+                for tag in job_graph.outputs_of(node.operator)
             ]
             operator = nodes[place].operator
             assert self.open_letters is not None
@@ -213,10 +201,9 @@ class GraphDraft:
         return tuple(nodes)
 
     def _free_uid(self, uid: str) -> str:
-        check_name(uid, "uid")
-        for node in self._nodes:
-            if node.uid == uid:
-                raise InvalidTopologyError(
-                    f"uid {uid!r} is given to several operators; ids and state are filed under it: choose another"
-                )
+        job_graph.check_name(uid, "uid")
+        if any(node.uid == uid for node in self._nodes):
+            raise InvalidTopologyError(
+                f"uid {uid!r} is given to several operators; ids and state are filed under it: choose another"
+            )
         return uid

@@ -11,7 +11,7 @@ from ftlayer.common.checks import duration_ms
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.records.partitioning import Broadcast, Forward
 from ftlayer.topology import job_graph
-from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
+from ftlayer.topology.job_graph import StreamEdge, StreamGraph, StreamNode
 from ftlayer.topology.operators import IterationHead, IterationTail, Source
 
 logger = logging.getLogger(__name__)
@@ -210,10 +210,7 @@ def _node_names(graph: job_graph.JobGraph) -> dict[str, str]:
 
 
 def _box(vertex: job_graph.JobVertex) -> list[str]:
-    return [
-        f"{vertex.uid} ×{vertex.parallelism}",
-        *(job_graph.display_name(operator) for operator in vertex.operators),
-    ]
+    return [f"{vertex.uid} ×{vertex.parallelism}", *map(job_graph.display_name, vertex.operators)]
 
 
 def _arrows(graph: job_graph.JobGraph, names: dict[str, str]) -> Iterator[_Arrow]:
@@ -254,11 +251,10 @@ def explain(graph: job_graph.JobGraph) -> str:
 
     It has the chains, the edges, the vertex's part, and in barrier mode what becomes of records that fail by chain.
     """
-    chains = [vertex for vertex in graph.vertices if job_graph.replay_of(vertex) is None]
+    chains = _chains(graph)
     status = "on" if graph.tracked else "by checkpoints" if graph.checkpointed else "off"
     slots = f"{graph.slots} slot{'s' * (graph.slots != 1)}"
-    replays = {vertex.uid for vertex in graph.vertices if job_graph.replay_of(vertex) is not None}
-    edges = [edge for edge in graph.edges if edge.source not in replays]
+    edges = [edge for edge in graph.edges if edge.source not in graph.replays]
     lines = [
         f"topology {graph.name!r}: {len(chains)} chains on {slots}, fault tolerance {status}",
         "",
@@ -271,7 +267,8 @@ def explain(graph: job_graph.JobGraph) -> str:
     if graph.tracked:
         lines += ["", "vertex", *_vertex(graph)]
     if any(vertex.failures is not None for vertex in chains):
-        failing = [[vertex.uid, _failing(graph, vertex)] for vertex in chains if not _is_source(vertex)]
+        others = [vertex for vertex in chains if not isinstance(vertex.operators[0], Source)]
+        failing = [[vertex.uid, _failing(graph, vertex)] for vertex in others]
         lines += ["", "records that fail", *_table(failing)]
     return "\n".join(lines)
 
@@ -289,41 +286,30 @@ def _edge(edge: job_graph.JobEdge) -> list[str]:
     stored = "" if edge.routing is None else f"key_hash[{edge.routing}]"
     if edge.feedback:
         return [f"{source} ↩ {edge.target}", "feedback", job_graph.partitioner_name(edge.partitioner), stored]
-    return [
-        f"{source} → {edge.target}",
-        f"input {edge.input}",
-        job_graph.partitioner_name(edge.partitioner),
-        stored,
-    ]
+    way = job_graph.partitioner_name(edge.partitioner)
+    return [f"{source} → {edge.target}", f"input {edge.input}", way, stored]
 
 
 def _attempts(most: int | None) -> str:
     return "any number of attempts" if most is None else f"{most} attempt{'s' * (most != 1)}"
 
 
-def _is_source(vertex: job_graph.JobVertex) -> bool:
-    return isinstance(vertex.operators[0], Source)
-
-
 def _failing(graph: job_graph.JobGraph, vertex: job_graph.JobVertex) -> str:
-    """Say what becomes of a record that fails in a chain of barrier mode."""
     policy = vertex.failures
     if policy is None:
         broadcast = any(isinstance(edge.partitioner, Broadcast) for edge in graph.edges_into(vertex.uid))
         return "fails the job" + (", since its input is broadcast" if broadcast else "")
     said = _attempts(policy.max_attempts)
     if policy.max_attempts != 1:
-        pauses = ", ".join(
+        pauses = [
             pause if isinstance(pause, str) else f"{duration_ms(pause, 'backoff') / 1_000:g}s"
             for pause in policy.pauses
-        )
-        said += f", {pauses} between them"
+        ]
+        said += f", {', '.join(pauses)} between them"
     if policy.max_attempts is not None:
         where = ", a record of dead_letters()" if graph.sends_letters(vertex.uid) else ""
         said += f", then a dead letter{where}"
-    own = [
-        (f" of {operator.uid}", job_graph.rules_of_operator(operator).limit) for operator in vertex.operators
-    ]
+    own = [(f" of {each.uid}", job_graph.rules_of_operator(each).limit) for each in vertex.operators]
     for of, limit in [("", policy.rules.limit), *own]:
         if limit is not None:
             said += f"; pauses while more than {limit}{of} fail"
@@ -348,13 +334,9 @@ def _vertex(graph: job_graph.JobGraph) -> list[str]:
         lines.append(
             f"    persists {job_graph.persisted_name(graph, replay)} of {replay.of!r} before they go by {numbers}"
         )
-        columns = {
-            edge.routing: job_graph.stored_name(edge.partitioner)
-            for edge in originals
-            if edge.routing is not None
-        }
-        for column in sorted(columns):
-            lines.append(f"    stores key_hash[{column}] = {columns[column]}")
+        routed = [(edge.routing, edge.partitioner) for edge in originals if edge.routing is not None]
+        columns = {column: job_graph.stored_name(partitioner) for column, partitioner in routed}
+        lines += [f"    stores key_hash[{column}] = {columns[column]}" for column in sorted(columns)]
         lines.append(f"    replays by {replay.uid!r} in slot {graph.slot_of(replay.uid, 0)}:")
         pairs = zip(twins, originals, strict=True)
         rows = [

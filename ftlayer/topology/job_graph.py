@@ -1,4 +1,4 @@
-"""The graph as it runs: chains of operators, the edges between them, and which slot runs which subtask."""
+"""The graph that a user built, and the one that runs: chains, the edges between them, which slot runs which subtask."""
 
 from __future__ import annotations
 
@@ -9,25 +9,16 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ftlayer.checkpoint.options import FailurePolicy
+from ftlayer.checkpoint.dead_letters.letter import LETTER_SCHEMA
+from ftlayer.checkpoint.options import FailurePolicy, OnFailure
 from ftlayer.common.checks import shown
 from ftlayer.errors import ConfigError
+from ftlayer.functions import steps
 from ftlayer.functions.aggregates import KeyedAggregate
 from ftlayer.functions.failures import NO_RULES, RetryRules
 from ftlayer.functions.interval_join import IntervalJoin
 from ftlayer.functions.pickling import needing
-from ftlayer.functions.steps import (
-    MAIN,
-    Filter,
-    FlatMap,
-    KeyedStep,
-    MapAsync,
-    MapBatches,
-    Process,
-    Reduce,
-    Step,
-    TwoInputStep,
-)
+from ftlayer.functions.steps import MAIN
 from ftlayer.functions.windows import WindowFunction
 from ftlayer.records.partitioning import (
     Broadcast,
@@ -70,7 +61,7 @@ LETTERS = "dead letters"
 def inputs_of(operator: Operator) -> int:
     if isinstance(operator, Source | Replay):
         return 0
-    return 2 if isinstance(operator, TwoInputStep) else 1
+    return 2 if isinstance(operator, steps.TwoInputStep) else 1
 
 
 def reads_again(operator: Operator) -> bool:
@@ -79,32 +70,31 @@ def reads_again(operator: Operator) -> bool:
 
 
 def side_outputs_of(operator: Operator) -> tuple[tuple[str, pa.Schema], ...]:
-    return operator.side if isinstance(operator, Process | CoProcess) else ()
+    return operator.side if isinstance(operator, steps.Process | CoProcess) else ()
 
 
 def outputs_of(operator: Operator) -> dict[str, pa.Schema]:
-    """Return the schema of each output by its tag, `MAIN` first."""
-    return {MAIN: operator.schema, **dict(side_outputs_of(operator))}
+    return {steps.MAIN: operator.schema, **dict(side_outputs_of(operator))}
 
 
 def declared_inputs(operator: Operator) -> tuple[pa.Schema, ...]:
     """Return the schema of each input as far as the operator knows it itself, else ()."""
-    if isinstance(operator, TwoInputStep):
+    if isinstance(operator, steps.TwoInputStep):
         return operator.inputs
     if isinstance(operator, KeyedAggregate):
         return (operator.plan.input,)
-    if isinstance(operator, Reduce) and operator.create is not None:
+    if isinstance(operator, steps.Reduce) and operator.create is not None:
         return ()
-    passing = Filter | Reduce | AssignWatermarks | IterationHead | IterationTail | Sink
+    passing = steps.Filter | steps.Reduce | AssignWatermarks | IterationHead | IterationTail | Sink
     return (operator.schema,) if isinstance(operator, passing) else ()
 
 
 def keys_of(operator: Operator) -> tuple[tuple[str, ...], ...]:
     """Return the key's columns in each input; () for an input without a key."""
     match operator:
-        case Reduce() | KeyedAggregate() | Process():
+        case steps.Reduce() | KeyedAggregate() | steps.Process():
             return (operator.keys,)
-        case TwoInputStep():
+        case steps.TwoInputStep():
             return operator.keys
     return ((),) * inputs_of(operator)
 
@@ -116,11 +106,11 @@ def rules_of_operator(operator: Operator) -> RetryRules:
 
 def rate_limit_of(operator: Operator) -> float | None:
     """Return how many records a second a subtask takes at most; None: there is no limit."""
-    return operator.rate_limit if isinstance(operator, Step) else None
+    return operator.rate_limit if isinstance(operator, steps.Step) else None
 
 
 def is_volatile(operator: Operator) -> bool:
-    return isinstance(operator, KeyedStep | KeyedAggregate) and operator.volatile_state
+    return isinstance(operator, steps.KeyedStep | KeyedAggregate) and operator.volatile_state
 
 
 def keeps_state(operator: Operator) -> bool:
@@ -130,7 +120,7 @@ def keeps_state(operator: Operator) -> bool:
 
 def has_timers(operator: Operator) -> bool:
     """Whether it may emit records that come from no input: such are new roots."""
-    if not isinstance(operator, Process | CoProcess):
+    if not isinstance(operator, steps.Process | CoProcess):
         return False
     from ftlayer.functions.process import uses_timers
 
@@ -143,14 +133,12 @@ def emits_roots(operator: Operator) -> bool:
 
 
 def needs_watermarks(operator: Operator) -> bool:
-    """Whether it works on event time for certain. (Whether a user's function sets such timers cannot be known.)"""
-    if isinstance(operator, Process | CoProcess):
+    if isinstance(operator, steps.Process | CoProcess):
         return bool(getattr(operator.function, "needs_event_time", False))
     return isinstance(operator, Join)
 
 
 def gives_times(operator: Operator) -> bool:
-    """Whether records have a time behind it, wherever they come from."""
     return isinstance(operator, AssignWatermarks)
 
 
@@ -276,15 +264,14 @@ class JobGraph:
         return self._reached(head, back=False) & self._reached(head, back=True)
 
     def _reached(self, uid: str, *, back: bool) -> set[str]:
-        found = {uid}
+        found: set[str] = set()
         todo = [uid]
         while todo:
             here = todo.pop()
-            edges = self.edges_into(here) if back else self.edges_from(here)
-            for other in (edge.source if back else edge.target for edge in edges):
-                if other not in found:
-                    found.add(other)
-                    todo.append(other)
+            if here not in found:
+                found.add(here)
+                edges = self.edges_into(here) if back else self.edges_from(here)
+                todo += [edge.source if back else edge.target for edge in edges]
         return found
 
     def sends_letters(self, uid: str) -> bool:
@@ -295,7 +282,6 @@ class JobGraph:
         return tuple(op for vertex in self.vertices for op in vertex.operators if isinstance(op, Source))
 
     def stream_of(self, uid: str, tag: str = "") -> str:
-        """Return the name under which records of a source, or of an operator's timers, are persisted."""
         return stream_name(self.name, uid, tag)
 
     @cached_property
@@ -304,12 +290,10 @@ class JobGraph:
 
     @cached_property
     def replays(self) -> list[str]:
-        """Return the uids of all chains of a `Replay`."""
         return [vertex.uid for vertex in self.vertices if isinstance(vertex.operators[0], Replay)]
 
 
 def stream_name(topology: str, uid: str, tag: str = "") -> str:
-    """Return the name under which an output's records are persisted."""
     return f"{topology}/{uid}:{tag}" if tag else f"{topology}/{uid}"
 
 
@@ -340,28 +324,24 @@ def check_job_name(name: object) -> None:
         )
 
 
+_KINDS: dict[type, str] = {
+    steps.FlatMap: "flat_map",
+    steps.MapBatches: "map_batches",
+    steps.MapAsync: "map_async",
+    AssignWatermarks: "watermarks",
+    IterationHead: "iteration",
+    CoProcess: "co_process",
+    KeyedAggregate: "aggregate",
+}
+
+
 def kind_of(operator: Operator) -> str:
-    """Return the word that automatic uids are made of."""
-    match operator:
-        case FlatMap():
-            return "flat_map"
-        case MapBatches():
-            return "map_batches"
-        case MapAsync():
-            return "map_async"
-        case AssignWatermarks():
-            return "watermarks"
-        case IterationHead():
-            return "iteration"
-        case Process(function=WindowFunction()):
-            return "window"
-        case CoProcess():
-            return "co_process"
-        case KeyedAggregate():
-            return "aggregate"
-        case Reduce() if operator.create is not None:
-            return "aggregate"
-    return type(operator).__name__.lower()
+    if isinstance(operator, steps.Process) and isinstance(operator.function, WindowFunction):
+        return "window"
+    if isinstance(operator, steps.Reduce) and operator.create is not None:
+        return "aggregate"
+    kind = type(operator)
+    return _KINDS.get(kind, kind.__name__.lower())
 
 
 def display_name(operator: Operator) -> str:
@@ -371,13 +351,13 @@ def display_name(operator: Operator) -> str:
             return f"source({_source(operator)})"
         case Replay():
             return f"replay({operator.stream})"
-        case Reduce():
+        case steps.Reduce():
             return f"{kind_of(operator)}({function_name(operator.function)} by {', '.join(operator.keys)})"
         case KeyedAggregate(plan=plan):
             return f"aggregate({', '.join(each.call.name for each in plan.aggregates)} by {', '.join(operator.keys)})"
-        case Process(function=WindowFunction(kind=windows)):
+        case steps.Process(function=WindowFunction(kind=windows)):
             return f"window({windows} by {', '.join(operator.keys)})"
-        case Process():
+        case steps.Process():
             by = f" by {', '.join(operator.keys)}" if operator.keys else ""
             return f"process({function_name(operator.function)}{by})"
         case AssignWatermarks():
@@ -389,7 +369,7 @@ def display_name(operator: Operator) -> str:
             return f"co_process({function_name(operator.function)}{by})"
         case Join():
             return _joined(operator, operator.keys)
-        case Step():
+        case steps.Step():
             return f"{kind_of(operator)}({function_name(operator.function)})"
         case IterationHead():
             return f"iteration(ends after {operator.max_wait_ms} ms)"
@@ -406,12 +386,11 @@ def placed(reason: str, uid: str, graph: JobGraph) -> str:
     if not uid or repr(uid) in reason:
         return reason
     operators = (operator for vertex in graph.vertices for operator in vertex.operators)
-    found = next((display_name(operator) for operator in operators if operator.uid == uid), "")
-    return f"{uid!r}{f' ({found})' if found else ''}: {reason}"
+    found = next((f" ({display_name(operator)})" for operator in operators if operator.uid == uid), "")
+    return f"{uid!r}{found}: {reason}"
 
 
 def operators_needing(missing: str, graph: JobGraph) -> str:
-    """Return which operators of a graph refer to a module or name, by uid and by what they do; "" for none."""
     operators = (operator for vertex in graph.vertices for operator in vertex.operators)
     return needing(missing, [(f"{op.uid!r} ({display_name(op)})", op) for op in operators])
 
@@ -446,7 +425,6 @@ def _source(source: Source) -> str:
 
 
 def replay_of(vertex: JobVertex) -> Replay | None:
-    """Return the `Replay` that a chain consists of, None for any other chain."""
     operator = vertex.operators[0]
     return operator if isinstance(operator, Replay) else None
 
@@ -460,15 +438,10 @@ def partitioner_name(partitioner: Partitioner | ReplayPartitioner, routing: int 
             return f"custom({function_name(function)}({', '.join(selector.columns)}))"
         case ReplayByRouting():
             return f"by key_hash[{routing}]"
-        case ReplayAnywhere():
-            return "any channel"
-        case ReplayEverywhere():
-            return "every channel"
-        case ReplayGlobal():
-            return "channel 0"
         case Forward() | Rebalance() | Shuffle() | Broadcast() | Global() | HashByKey():
             return type(partitioner).__name__.removesuffix("ByKey").lower()
-    return type(partitioner).__name__
+    words = {ReplayAnywhere: "any channel", ReplayEverywhere: "every channel", ReplayGlobal: "channel 0"}
+    return words.get(type(partitioner), type(partitioner).__name__)
 
 
 def stored_name(partitioner: Partitioner | ReplayPartitioner) -> str:
@@ -476,7 +449,6 @@ def stored_name(partitioner: Partitioner | ReplayPartitioner) -> str:
 
 
 def emitter_of(graph: JobGraph, replay: Replay) -> JobVertex:
-    """Return the chain whose records ``replay`` sends again."""
     (chain,) = (vertex for vertex in graph.vertices if vertex.operators[-1].uid == replay.of)
     return chain
 
@@ -488,5 +460,135 @@ def persisted_name(graph: JobGraph, replay: Replay) -> str:
 
 
 def original_edges(graph: JobGraph, replay: Replay) -> list[JobEdge]:
-    """Return the edges whose records ``replay`` sends again, in the order of its own."""
     return [edge for edge in graph.edges_from(emitter_of(graph, replay).uid) if edge.tag == replay.tag]
+
+
+@dataclass(frozen=True)
+class StreamNode:
+    """An operator and the number of its subtasks.
+
+    ``retry`` has the retry options of a source's records; None for those of the topology. ``on_failure``: what
+    becomes of records that fail in it in barrier mode; None: as the topology's checkpointing says.
+    """
+
+    operator: Operator
+    parallelism: int
+    retry: StreamOptions | None = None
+    on_failure: OnFailure | None = None
+
+    @property
+    def uid(self) -> str:
+        return self.operator.uid
+
+    @property
+    def name(self) -> str:
+        return display_name(self.operator)
+
+
+@dataclass(frozen=True)
+class StreamEdge:
+    """Records of one output of an operator on their way to one input of another.
+
+    ``source`` and ``target`` are uids, ``tag`` is the output ("" for the main one, `LETTERS` for dead letters). Without
+    a ``partitioner`` it is `Forward` where both have the same parallelism, else `Rebalance`. ``feedback``: it leads
+    from the end of an iteration back to its head.
+    """
+
+    source: str
+    target: str
+    input: int = 0
+    partitioner: Partitioner | None = None
+    tag: str = MAIN
+    feedback: bool = False
+
+
+@dataclass(frozen=True)
+class StreamGraph:
+    """Operators and edges in the order in which they were made. `ftlayer.topology.checks.check_graph` checks one."""
+
+    name: str
+    nodes: tuple[StreamNode, ...]
+    edges: tuple[StreamEdge, ...]
+
+    def node(self, uid: str) -> StreamNode:
+        return self._by_uid[uid]
+
+    def edges_from(self, uid: str) -> tuple[StreamEdge, ...]:
+        return self._outgoing.get(uid, ())
+
+    def edges_into(self, uid: str) -> tuple[StreamEdge, ...]:
+        return self._incoming.get(uid, ())
+
+    def partitioner_of(self, edge: StreamEdge) -> Partitioner:
+        """Return the edge's partitioner, the automatic one where none was chosen."""
+        if edge.partitioner is not None:
+            return edge.partitioner
+        same = self.node(edge.source).parallelism == self.node(edge.target).parallelism
+        return Forward() if same else Rebalance()
+
+    def schema_of(self, edge: StreamEdge) -> pa.Schema:
+        if edge.tag == LETTERS:
+            return LETTER_SCHEMA
+        return outputs_of(self.node(edge.source).operator)[edge.tag]
+
+    @cached_property
+    def in_order(self) -> tuple[StreamNode, ...]:
+        """The nodes, each behind all that it gets records from for the first time: feedback edges do not count.
+
+        Those in and behind another circle are left out.
+        """
+        # Kahn, "Topological sorting of large networks", 1962; as made where free.
+        waits_for = {
+            node.uid: sum(not edge.feedback for edge in self.edges_into(node.uid)) for node in self.nodes
+        }
+        ready = [node for node in self.nodes if not waits_for[node.uid]]
+        place = {node.uid: number for number, node in enumerate(self.nodes)}
+        ordered: list[StreamNode] = []
+        while ready:
+            ordered.append(node := ready.pop(0))
+            for edge in self.edges_from(node.uid):
+                waits_for[edge.target] -= not edge.feedback
+                if not waits_for[edge.target] and not edge.feedback:
+                    ready.append(self.node(edge.target))
+            ready.sort(key=lambda one: place[one.uid])
+        return tuple(ordered)
+
+    def circle(self) -> tuple[str, ...]:
+        """Return the uids of one circle in the direction of the records, () if there is none.
+
+        Those that feedback edges close do not count.
+        """
+        done = {node.uid for node in self.in_order}
+        rest = [node.uid for node in self.nodes if node.uid not in done]
+        if not rest:
+            return ()
+        # Each of the rest waits for another of the rest: going back from one has to come round.
+        path: list[str] = []
+        here = rest[0]
+        while here not in path:
+            path.append(here)
+            into = [edge.source for edge in self.edges_into(here) if not edge.feedback]
+            here = next(uid for uid in into if uid not in done)
+        return tuple(reversed(path[path.index(here) :]))
+
+    def behind(self, uid: str) -> frozenset[str]:
+        """Return the uids of all operators that records of this one may reach."""
+        found: set[str] = set()
+        todo = [uid]
+        while todo:
+            new = {edge.target for edge in self.edges_from(todo.pop())} - found
+            found |= new
+            todo += new
+        return frozenset(found)
+
+    @cached_property
+    def _by_uid(self) -> dict[str, StreamNode]:
+        return {node.uid: node for node in self.nodes}
+
+    @cached_property
+    def _outgoing(self) -> dict[str, tuple[StreamEdge, ...]]:
+        return {uid: tuple(edge for edge in self.edges if edge.source == uid) for uid in self._by_uid}
+
+    @cached_property
+    def _incoming(self) -> dict[str, tuple[StreamEdge, ...]]:
+        return {uid: tuple(edge for edge in self.edges if edge.target == uid) for uid in self._by_uid}

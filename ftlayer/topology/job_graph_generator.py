@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Protocol, TypeAlias, cast
+from typing import ClassVar, Protocol, TypeAlias, cast
 
 from ftlayer.checkpoint.options import FailurePolicy
 from ftlayer.common.rules.circuit import Limit
@@ -12,22 +12,15 @@ from ftlayer.config import FTStatus
 from ftlayer.errors import InvalidTopologyError, UnsupportedError
 from ftlayer.functions.failures import NO_RULES, RetryRules
 from ftlayer.functions.steps import MAIN
-from ftlayer.records.partitioning import (
-    Broadcast,
-    Custom,
-    Forward,
-    HashByKey,
-    HashByKeyGroup,
-    Partitioner,
-    replay_twin,
-)
+from ftlayer.records import partitioning
 from ftlayer.topology.checks import check_graph, check_writers
-from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
 from ftlayer.topology.job_graph import (
     LETTERS,
     JobEdge,
     JobGraph,
     JobVertex,
+    StreamGraph,
+    StreamNode,
     emits_roots,
     has_timers,
     inputs_of,
@@ -49,33 +42,27 @@ from ftlayer.topology.operators import (
 )
 from ftlayer.vertex.calls import StreamCircuit, StreamOptions
 
-JOIN_KEEPS = tuple(
-    [field.name for field in fields(Join) if field.name not in ("function", "lower_ms", "upper_ms")]
-)
+_OWN = ("function", "lower_ms", "upper_ms")
+JOIN_KEEPS = tuple(field.name for field in fields(Join) if field.name not in _OWN)
 """What a join is told that is not its function's; `CoProcess` has all of it."""
 
 
 @dataclass(frozen=True)
 class BarrierBuilder:
-    """`ftlayer.topology.job_graph_generator.FTLayerBuilder` of graphs with checkpoints.
-
-    Attributes:
-        max_parallelism: number of key groups.
-    """
+    """`FTLayerBuilder` of graphs with checkpoints; ``max_parallelism`` is the number of key groups."""
 
     max_parallelism: int
-
-    @property
-    def tracked(self) -> bool:
-        return False
+    tracked: ClassVar[bool] = False
 
     def wire(self, graph: JobGraph, retry: Mapping[str, StreamOptions]) -> JobGraph:
-        """Return the graph for barriers.
-
-        Raises `InvalidTopologyError` for more subtasks than key groups, and for a source that cannot rewind.
-        """
         for vertex in graph.vertices:
-            _check_rewinds(vertex)
+            source = vertex.operators[0]
+            if isinstance(source, Source) and isinstance(source.connector, PushSource):
+                raise InvalidTopologyError(
+                    f"source {source.uid!r}: what was pushed cannot be had again, so there is nothing to restore it "
+                    "from; put the records into an ingest of an FTLayer, and let the topology read "
+                    "layer.ingest(…).reader(name)"
+                )
             if vertex.parallelism > self.max_parallelism:
                 raise InvalidTopologyError(
                     f"{vertex.uid!r} has parallelism {vertex.parallelism}, and there are {self.max_parallelism} key "
@@ -89,17 +76,10 @@ class BarrierBuilder:
         )
 
     def _by_group(self, edge: JobEdge) -> JobEdge:
-        if not isinstance(edge.partitioner, HashByKey):
+        if not isinstance(edge.partitioner, partitioning.HashByKey):
             return edge
-        return replace(edge, partitioner=HashByKeyGroup(edge.partitioner.selector, self.max_parallelism))
-
-
-def _check_rewinds(vertex: JobVertex) -> None:
-    source = vertex.operators[0]
-    if isinstance(source, Source) and isinstance(source.connector, PushSource):
-        raise InvalidTopologyError(
-            f"source {source.uid!r}: what was pushed cannot be had again, so there is nothing to restore it from; put "
-            "the records into an ingest of an FTLayer, and let the topology read layer.ingest(…).reader(name)"
+        return replace(
+            edge, partitioner=partitioning.HashByKeyGroup(edge.partitioner.selector, self.max_parallelism)
         )
 
 
@@ -148,7 +128,7 @@ def _policy_of(graph: StreamGraph, node: StreamNode, of_job: FailurePolicy | Non
     copies = [
         edge.source
         for edge in graph.edges_into(node.uid)
-        if isinstance(graph.partitioner_of(edge), Broadcast)
+        if isinstance(graph.partitioner_of(edge), partitioning.Broadcast)
     ]
     if copies:
         if own is not None:
@@ -162,7 +142,6 @@ def _policy_of(graph: StreamGraph, node: StreamNode, of_job: FailurePolicy | Non
 
 
 def check_letters(graph: StreamGraph, policies: Policies) -> None:
-    """Raise `InvalidTopologyError` where dead letters are to come from an operator that makes none."""
     for edge in graph.edges:
         if edge.tag == LETTERS and policies[edge.source] is None:
             raise InvalidTopologyError(
@@ -208,14 +187,8 @@ def check_rules(graph: StreamGraph, policies: Policies) -> None:
                 continue
         elif policies[node.uid] is not None:
             continue
-        option = (
-            "max_failing is"
-            if rules.limit is not None
-            else "retry_on and dead_on are"
-            if rules.levels
-            else ""
-        )
-        if option:
+        if rules.limit is not None or rules.levels:
+            option = "max_failing is" if rules.limit is not None else "retry_on and dead_on are"
             raise UnsupportedError(
                 f"{node.uid!r}: {option} about single records that fail, and here one that fails fails the job: say "
                 "what becomes of it by CheckpointConfig(failures=FailurePolicy(…)) or on_failure(FailurePolicy(…)), or "
@@ -261,15 +234,10 @@ class OpFTLayerBuilder:
 
     retry: StreamOptions = field(default_factory=StreamOptions)
     limit: Limit | None = None
-
-    @property
-    def tracked(self) -> bool:
-        return True
+    tracked: ClassVar[bool] = True
 
     def wire(self, graph: JobGraph, retry: Mapping[str, StreamOptions]) -> JobGraph:
-        """Return the graph with routing columns, a `Replay` for each output that has edges, and all streams' options.
-
-        Raises `InvalidTopologyError` where more has to be stored with a record than there is room for, and
+        """Raises `InvalidTopologyError` where more has to be stored with a record than there is room for, and
         `UnsupportedError` for a partitioner without a twin.
         """
         edges = list(graph.edges)
@@ -288,13 +256,14 @@ class OpFTLayerBuilder:
                 routed = _with_routing(graph, vertex, operator, tag)
                 if not routed:
                     continue
-                for edge in routed:
-                    edges[edge.number] = edge
                 rules = rules_of_operator(operator)
                 again = Replay(replay_uid(operator.uid, tag), stream, operator.uid, schema, tag, rules)
                 vertices.append(JobVertex(again.uid, (again,), 1))
                 for edge in routed:
-                    edges.append(_twin(edge, len(edges), again))
+                    edges[edge.number] = edge
+                    # The edge by which the replay sends again what went by this one.
+                    twin = partitioning.replay_twin(cast(partitioning.Partitioner, edge.partitioner))
+                    edges.append(replace(edge, number=len(edges), source=again.uid, partitioner=twin, tag=""))
         return replace(
             graph, vertices=tuple(vertices), edges=tuple(edges), tracked=True, options=tuple(options)
         )
@@ -305,23 +274,17 @@ def replay_uid(of: str, tag: str = "") -> str:
     return f"replay:{of}:{tag}" if tag else f"replay:{of}"
 
 
-def routing_rule(partitioner: Partitioner, channels: int) -> Hashable:
+def routing_rule(partitioner: partitioning.Partitioner, channels: int) -> Hashable:
     """Return what decides the number that is stored for an edge: equal rules, equal numbers. None: none is stored."""
     match partitioner:
-        case HashByKey(selector):
+        case partitioning.HashByKey(selector):
             return ("hash", selector)
-        case Forward():
+        case partitioning.Forward():
             return "subtask"
-        case Custom(selector, function):
+        case partitioning.Custom(selector, function):
             # The function's answer depends on the number of channels; equal functions need not be hashable.
             return ("custom", selector, id(function), channels)
     return None
-
-
-def _twin(edge: JobEdge, number: int, replay: Replay) -> JobEdge:
-    """Return the edge by which ``replay`` sends again what went by ``edge``."""
-    partitioner = replay_twin(cast(Partitioner, edge.partitioner))
-    return replace(edge, number=number, source=replay.uid, partitioner=partitioner, tag="")
 
 
 def _with_routing(graph: JobGraph, vertex: JobVertex, operator: Operator, tag: str) -> list[JobEdge]:
@@ -331,7 +294,9 @@ def _with_routing(graph: JobGraph, vertex: JobVertex, operator: Operator, tag: s
     for edge in graph.edges_from(vertex.uid):
         if edge.tag != tag:
             continue
-        rule = routing_rule(cast(Partitioner, edge.partitioner), graph.vertex(edge.target).parallelism)
+        rule = routing_rule(
+            cast(partitioning.Partitioner, edge.partitioner), graph.vertex(edge.target).parallelism
+        )
         routing = None if rule is None else columns.setdefault(rule, len(columns))
         routed.append(replace(edge, routing=routing))
     if len(columns) > MAX_ROUTING_COLUMNS:
@@ -353,12 +318,9 @@ def circuits_of(
     Operators behind one with timers are paused for by the sources before it as well, which do not count there.
     """
     operator = vertex.operators[-1]
-    found: list[StreamCircuit] = []
     own = rules_of_operator(operator).limit if isinstance(operator, Source) else None
-    if own is not None:
-        found.append(StreamCircuit(operator.uid, own))
-    elif of_topology is not None:
-        found.append(StreamCircuit("", of_topology))
+    limit = own or of_topology
+    found = [] if limit is None else [StreamCircuit(operator.uid if own else "", limit)]
     first = [edge.target for edge in graph.edges_from(vertex.uid) if edge.tag == tag]
     counted = _reached(graph, first, through_roots=False)
     for uid in _reached(graph, first, through_roots=True):
@@ -407,57 +369,45 @@ def job_graph(
         check_rules(graph, policies)
         check_letters(graph, policies)
         sources = {node.uid for node in graph.nodes if isinstance(node.operator, Source)}
-        rules_by_uid = {
-            uid: policy.rules for uid, policy in policies.items() if policy is not None and uid not in sources
-        }
-        return generate(with_rules(graph, rules_by_uid), BarrierBuilder(max_parallelism), policies)
+        wider = {uid: each.rules for uid, each in policies.items() if each and uid not in sources}
+        return generate(with_rules(graph, wider), BarrierBuilder(max_parallelism), policies)
     check_no_policies(graph)
     check_writers(graph)
     if status is FTStatus.OFF:
         return generate(graph, NopFTLayerBuilder())
-    return generate(
-        with_rules(graph, {node.uid: rules for node in graph.nodes}),
-        OpFTLayerBuilder(retry or StreamOptions(), limit),
-    )
+    wider = {node.uid: rules for node in graph.nodes}
+    return generate(with_rules(graph, wider), OpFTLayerBuilder(retry or StreamOptions(), limit))
 
 
 def generate(graph: StreamGraph, ft_builder: FTLayerBuilder, policies: Policies = NO_POLICIES) -> JobGraph:
     """Check the graph, chain what can be chained, and have ``ft_builder`` wire the vertex in."""
     check_graph(graph, tracked=ft_builder.tracked)
-    chain_of = _chains(graph, policies, tracked=ft_builder.tracked)
+    chain_of: dict[str, str] = {}  # which is called as its first operator
     members: dict[str, list[Operator]] = {}
     for node in graph.in_order:
+        before = _chained_to(graph, node.uid, policies, tracked=ft_builder.tracked)
+        chain_of[node.uid] = node.uid if before is None else chain_of[before]
         members.setdefault(chain_of[node.uid], []).append(node.operator)
     vertices = tuple(
         JobVertex(uid, tuple(operators), graph.node(uid).parallelism, policies.get(uid))
         for uid, operators in members.items()
     )
     between = [edge for edge in graph.edges if chain_of[edge.source] != chain_of[edge.target]]
-    edges = tuple(_job_edge(graph, edge, number, chain_of) for number, edge in enumerate(between))
+    edges = tuple(
+        JobEdge(
+            number,
+            chain_of[edge.source],
+            chain_of[edge.target],
+            edge.input,
+            graph.partitioner_of(edge),
+            graph.schema_of(edge),
+            edge.tag,
+            feedback=edge.feedback,
+        )
+        for number, edge in enumerate(between)
+    )
     own = {node.uid: node.retry for node in graph.nodes if node.retry is not None}
     return ft_builder.wire(JobGraph(graph.name, vertices, edges, tracked=False), own)
-
-
-def _job_edge(graph: StreamGraph, edge: StreamEdge, number: int, chain_of: Mapping[str, str]) -> JobEdge:
-    return JobEdge(
-        number,
-        chain_of[edge.source],
-        chain_of[edge.target],
-        edge.input,
-        graph.partitioner_of(edge),
-        graph.schema_of(edge),
-        edge.tag,
-        feedback=edge.feedback,
-    )
-
-
-def _chains(graph: StreamGraph, policies: Policies, *, tracked: bool) -> dict[str, str]:
-    """Return for each operator the uid of its chain, which is that of the chain's first."""
-    chain_of: dict[str, str] = {}
-    for node in graph.in_order:
-        before = _chained_to(graph, node.uid, policies, tracked=tracked)
-        chain_of[node.uid] = node.uid if before is None else chain_of[before]
-    return chain_of
 
 
 def _chained_to(graph: StreamGraph, uid: str, policies: Policies, *, tracked: bool) -> str | None:
@@ -472,7 +422,7 @@ def _chained_to(graph: StreamGraph, uid: str, policies: Policies, *, tracked: bo
     before = graph.node(edge.source).operator
     if (
         edge.tag != MAIN
-        or not isinstance(graph.partitioner_of(edge), Forward)
+        or not isinstance(graph.partitioner_of(edge), partitioning.Forward)
         or len(graph.edges_from(edge.source)) != 1
         # Side outputs leave from the end of a chain.
         or side_outputs_of(before)
@@ -496,15 +446,13 @@ def with_rules(graph: StreamGraph, wider: Mapping[str, RetryRules]) -> StreamGra
 
     Raises `InvalidTopologyError` for an operator whose sources say different things, and that says nothing itself.
     """
-    nodes = tuple(
-        _with_rules(graph, node, wider[node.uid]) if node.uid in wider else node for node in graph.nodes
-    )
+    nodes = tuple(_with_rules(graph, node, wider.get(node.uid)) for node in graph.nodes)
     return replace(graph, nodes=nodes)
 
 
-def _with_rules(graph: StreamGraph, node: StreamNode, wider: RetryRules) -> StreamNode:
+def _with_rules(graph: StreamGraph, node: StreamNode, wider: RetryRules | None) -> StreamNode:
     operator = node.operator
-    if isinstance(operator, IterationHead | IterationTail):
+    if wider is None or isinstance(operator, IterationHead | IterationTail):
         return node
     own = operator.rules
     if isinstance(operator, Source):

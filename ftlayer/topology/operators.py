@@ -316,14 +316,6 @@ class Sink:
 
 
 FunctionOperator = FunctionStep | Reduce | KeyedAggregate | Process
-Operator = (
-    Source
-    | Replay
-    | FunctionOperator
-    | AssignWatermarks
-    | CoProcess
-    | Join
-    | IterationHead
-    | IterationTail
-    | Sink
-)
+TwoInputOperator = CoProcess | Join
+PassingOperator = AssignWatermarks | IterationHead | IterationTail
+Operator = Source | Replay | FunctionOperator | TwoInputOperator | PassingOperator | Sink

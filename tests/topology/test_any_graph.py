@@ -18,8 +18,7 @@ from ftlayer.functions.steps import Filter, Map, Process, Reduce
 from ftlayer.records.partitioning import Broadcast, Custom, Forward, HashByKey, Rebalance
 from ftlayer.records.traced import KeySelector
 from ftlayer.topology.explain import explain
-from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
-from ftlayer.topology.job_graph import keys_of
+from ftlayer.topology.job_graph import StreamEdge, StreamGraph, StreamNode, keys_of
 from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.topology.operators import (
     AssignWatermarks,

@@ -11,7 +11,7 @@ from ftlayer.functions.process import ProcessFunction
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
 from ftlayer.topology.explain import explain, to_dot, to_mermaid
-from ftlayer.topology.graph import StreamGraph
+from ftlayer.topology.job_graph import StreamGraph
 from ftlayer.topology.job_graph_generator import job_graph
 
 

@@ -18,8 +18,7 @@ from ftlayer.records.partitioning import Forward, HashByKey
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
 from ftlayer.topology.explain import check_forced, explain, to_dot, to_mermaid, warn_of_losses
-from ftlayer.topology.graph import StreamEdge, StreamGraph
-from ftlayer.topology.job_graph import JobGraph
+from ftlayer.topology.job_graph import JobGraph, StreamEdge, StreamGraph
 from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.topology.operators import IterationHead, IterationTail
 from ftlayer.topology.streams.data_stream import DataStream

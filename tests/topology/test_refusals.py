@@ -18,7 +18,7 @@ from ftlayer.functions.steps import Map, Process
 from ftlayer.records.partitioning import OutgoingRows
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.checks import check_graph
-from ftlayer.topology.graph import StreamEdge, StreamNode
+from ftlayer.topology.job_graph import StreamEdge, StreamNode
 from ftlayer.topology.job_graph_generator import job_graph
 
 # ---------------------------------------------------------------- circles, dead ends, loose ends

@@ -11,7 +11,7 @@ from refusing import SCHEMA, Orders, graph, refused, same, sink
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnhashableKeyError
 from ftlayer.sources import RedisSource, TailSource
 from ftlayer.topology.builder import GraphBuilder
-from ftlayer.topology.graph import StreamEdge, StreamNode
+from ftlayer.topology.job_graph import StreamEdge, StreamNode
 from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.topology.operators import PushSource, Source
 from ftlayer.vertex.calls import StreamOptions

@@ -14,7 +14,7 @@ from ftlayer.records.partitioning import Custom, Forward, Rebalance
 from ftlayer.records.traced import KeySelector
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.checks import check_graph
-from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
+from ftlayer.topology.job_graph import StreamEdge, StreamGraph, StreamNode
 from ftlayer.topology.operators import FunctionSink as Function
 from ftlayer.topology.operators import IterableSource, Join, Sink, Source
 

@@ -14,7 +14,7 @@ from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Map
 from ftlayer.topology.builder import GraphBuilder
-from ftlayer.topology.graph import StreamNode
+from ftlayer.topology.job_graph import StreamNode
 
 # ---------------------------------------------------------------- names
 

@@ -18,8 +18,7 @@ from ftlayer.records.partitioning import Custom, Forward, HashByKey, Rebalance, 
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
 from ftlayer.topology.explain import explain, to_dot, to_mermaid
-from ftlayer.topology.graph import StreamGraph
-from ftlayer.topology.job_graph import JobGraph
+from ftlayer.topology.job_graph import JobGraph, StreamGraph
 from ftlayer.topology.job_graph_generator import (
     NopFTLayerBuilder,
     OpFTLayerBuilder,

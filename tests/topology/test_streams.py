@@ -17,7 +17,7 @@ from ftlayer.records.partitioning import Broadcast, Custom, Forward, Global, Has
 from ftlayer.records.traced import KeySelector
 from ftlayer.sources import FromJson
 from ftlayer.topology.builder import GraphBuilder
-from ftlayer.topology.graph import StreamGraph
+from ftlayer.topology.job_graph import StreamGraph
 from ftlayer.topology.operators import AssignWatermarks, CoProcess, Join, PushSource, Sink
 from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.vertex.calls import StreamOptions

@@ -39,63 +39,13 @@ from ftlayer.records.ids import U64Array
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import SourceReader, open_reader
 from ftlayer.runtime.pandas_later import leave_pandas_to_others
+from ftlayer.runtime.protocol import messages
 from ftlayer.runtime.protocol.channel_frames import PROTOCOL, decode_to_slot, encode, is_barrier, roots_in
-from ftlayer.runtime.protocol.messages import (
-    AskStack,
-    AssignSplits,
-    Cancel,
-    Deploy,
-    DropPeers,
-    FromSlot,
-    Hello,
-    PauseIntake,
-    PeersDropped,
-    PeersUp,
-    Probe,
-    ResetTasks,
-    SlotEnded,
-    SlotFailed,
-    StackTaken,
-    StopSources,
-    TasksStarted,
-    ToSlot,
-    TriggerCheckpoint,
-    has_worked,
-)
 from ftlayer.runtime.slot.links import ChannelServer, SlotLinks, receivers_of
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.roster import Roster
+from ftlayer.runtime.slot.rules import events
 from ftlayer.runtime.slot.rules.core import SlotCore, SlotEvent
-from ftlayer.runtime.slot.rules.events import (
-    REST,
-    TURN,
-    CoordinatorLost,
-    CoordinatorSaid,
-    CreditCame,
-    Event,
-    FrameCame,
-    Grant,
-    LinkBroke,
-    Mailbox,
-    ModeInstruction,
-    PartFailed,
-    PeerBroke,
-    PeerReached,
-    PeersGone,
-    PeersReplaced,
-    RangesCame,
-    RangesRefused,
-    ReplaysCame,
-    RootsAccepted,
-    RowsDone,
-    RunTask,
-    SlotStarted,
-    SnapshotOver,
-    TellCoordinator,
-    TimePassed,
-    Transmit,
-    Wake,
-)
 from ftlayer.runtime.slot.rules.mode import Order, RunTracer, SlotContext
 from ftlayer.runtime.slot.sources import Reopening, Signal, Sources
 from ftlayer.runtime.task.build import build_task
@@ -128,9 +78,9 @@ class ControlClient:
         self._endpoint = endpoint
         hello = {"protocol": PROTOCOL, "job": job, "slot": slot, "instance": instance}
         connection = FlightConnection(endpoint, pack(hello, "descriptor"))
-        self._stream: Exchange[FromSlot] = Exchange("ftlayer-control", connection, _encoded)
+        self._stream: Exchange[messages.FromSlot] = Exchange("ftlayer-control", connection, _encoded)
 
-    def start(self, on_message: Callable[[ToSlot], None], on_lost: Callable[[str], None]) -> None:
+    def start(self, on_message: Callable[[messages.ToSlot], None], on_lost: Callable[[str], None]) -> None:
         """Connect, and begin to receive.
 
         Both functions are called by a thread of this client: ``on_message`` with each message in order,
@@ -141,7 +91,7 @@ class ControlClient:
             lambda frame: on_message(_decoded(frame)), lambda error: on_lost(self._reason(error))
         )
 
-    def send(self, message: FromSlot) -> None:
+    def send(self, message: messages.FromSlot) -> None:
         """Send ``message``; never waits and never raises: a stream that is broken is reported by ``on_lost``."""
         self._stream.send(message)
 
@@ -160,14 +110,14 @@ class ControlClient:
         return f"the control stream to {self._endpoint.address} broke: {error}"
 
 
-def _encoded(message: FromSlot) -> bytes:
+def _encoded(message: messages.FromSlot) -> bytes:
     try:
         return encode(message)
     except FTLayerError as error:
         raise ProtocolError(f"a message to the coordinator cannot be written: {error}") from error
 
 
-def _decoded(frame: bytes) -> ToSlot:
+def _decoded(frame: bytes) -> messages.ToSlot:
     try:
         return decode_to_slot(frame)
     except FTLayerError as error:
@@ -244,12 +194,12 @@ class SlotLoop:
         self,
         core: SlotCore,
         sources: Sources,
-        mailbox: Mailbox[Event],
+        mailbox: events.Mailbox[events.Event],
         links: SlotLinks,
         pulse: Pulse,
-        send: Callable[[FromSlot], None],
+        send: Callable[[messages.FromSlot], None],
         peer_timeout_ms: int,
-        carry_out: Callable[[ModeInstruction], None],
+        carry_out: Callable[[events.ModeInstruction], None],
         tracer: RunTracer | None = None,
         notes: RecordNotes | None = None,
     ) -> None:
@@ -271,9 +221,9 @@ class SlotLoop:
         self._notes = notes
         self._lost: dict[int, _Lost] = {}
         self._over = False
-        self.reset: ResetTasks | None = None
+        self.reset: messages.ResetTasks | None = None
 
-    def run(self, deploy: Deploy) -> None:
+    def run(self, deploy: messages.Deploy) -> None:
         """Run the tasks until all have ended, the job is cancelled, or the coordinator is lost.
 
         Raises:
@@ -285,17 +235,17 @@ class SlotLoop:
         while self.turn():
             pass
 
-    def begin(self, deploy: Deploy) -> None:
+    def begin(self, deploy: messages.Deploy) -> None:
         self._links.deploy(deploy)
         for slot in self._links.reached:
-            self._take(PeerReached(slot))
+            self._take(events.PeerReached(slot))
         if deploy.paused:
-            self._take(PauseIntake())
+            self._take(messages.PauseIntake())
         else:
             self._notes = None
-        self._take(SlotStarted())
+        self._take(events.SlotStarted())
         self._sources.start()
-        self._send(TasksStarted())
+        self._send(messages.TasksStarted())
 
     def turn(self) -> bool:
         """Take the mail and run one task, or wait if there is nothing to do; False when the slot has ended."""
@@ -305,10 +255,10 @@ class SlotLoop:
             return False
         now, core, mail = system_now(), self._core, self._mailbox.items
         if core.is_due(now.mono_ms):
-            self._do(TimePassed(thread_time_ns() // 1_000_000), now)
+            self._do(events.TimePassed(thread_time_ns() // 1_000_000), now)
         worked = core.can_run
         if worked:
-            self._do(TURN, now)
+            self._do(events.TURN, now)
         idle = not worked and not mail
         if self._sources.read(now, self._do, idle=idle) or not idle or mail:
             self._pulse.quiet = False
@@ -330,7 +280,7 @@ class SlotLoop:
         while todo:
             instruction = todo.popleft()
             match instruction:
-                case RunTask(key):
+                case events.RunTask(key):
                     # All that was decided before has left.
                     self._busy.began(key, began_ns := monotonic_ns())
                     if self._notes is not None:
@@ -343,15 +293,15 @@ class SlotLoop:
                     if self._tracer is not None:
                         end_ns = time_ns()
                         self._tracer.ran(instruction, decided, end_ns - (ended_ns - began_ns), end_ns)
-                case Transmit(slot, frame):
+                case events.Transmit(slot, frame):
                     self._links.transmit(slot, frame)
-                case Grant(slot, grants):
+                case events.Grant(slot, grants):
                     self._links.grant(slot, grants)
-                case TellCoordinator(message):
+                case events.TellCoordinator(message):
                     self._send(message)
-                case RowsDone(key, number):
+                case events.RowsDone(key, number):
                     self._sources.done(key, number)
-                case ModeInstruction():
+                case events.ModeInstruction():
                     self._carry_out(instruction)
                 case _:
                     assert_never(instruction)
@@ -361,10 +311,10 @@ class SlotLoop:
 
     def _rest(self, now: Now) -> bool:
         """Nothing can be run: let nothing wait for more, and wait for mail or for time; False: the slot has ended."""
-        self._do(REST, now)
+        self._do(events.REST, now)
         quiet = self._core.is_quiet
         if quiet and self._core.has_ended:
-            self._send(SlotEnded(self._core.counters()))
+            self._send(messages.SlotEnded(self._core.counters()))
             return False
         if self._lost:
             self._look_for_peers(now.mono_ms)
@@ -402,9 +352,9 @@ class SlotLoop:
                 return
             self._handle(event)
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: events.Event) -> None:
         match event:
-            case FrameCame(slot, instance) | CreditCame(slot, instance):
+            case events.FrameCame(slot, instance) | events.CreditCame(slot, instance):
                 if not self._links.counts(slot, instance):
                     return
                 try:
@@ -412,53 +362,59 @@ class SlotLoop:
                 except CodecError as error:
                     # A new stream would be another.
                     raise PeerRefusedError(f"what slot {slot} has sent cannot be read: {error}") from error
-            case RootsAccepted() | ReplaysCame() | RangesCame() | RangesRefused() | SnapshotOver():
+            case (
+                events.RootsAccepted()
+                | events.ReplaysCame()
+                | events.RangesCame()
+                | events.RangesRefused()
+                | events.SnapshotOver()
+            ):
                 self._take(event)
-            case Wake():
+            case events.Wake():
                 pass  # being awake is all
-            case PartFailed(error):
+            case events.PartFailed(error):
                 raise error
-            case LinkBroke(slot, instance, reason, reached):
+            case events.LinkBroke(slot, instance, reason, reached):
                 if self._links.counts(slot, instance):
                     logger.warning("the stream to slot %s broke: %s", slot, reason)
-                    self._take(PeerBroke(slot))
+                    self._take(events.PeerBroke(slot))
                     patience_ms = self._peer_timeout_ms if reached else UNREACHED_MS
                     self._lost[slot] = _Lost(system_now().mono_ms + patience_ms, reason, reached)
-            case CoordinatorSaid(message):
+            case events.CoordinatorSaid(message):
                 self._obey(message)
-            case CoordinatorLost(reason):
+            case events.CoordinatorLost(reason):
                 logger.warning("this slot ends: %s", reason)
                 self._over = True
 
-    def _obey(self, message: ToSlot) -> None:
+    def _obey(self, message: messages.ToSlot) -> None:
         match message:
-            case Deploy():
+            case messages.Deploy():
                 raise JobError("the coordinator deployed a slot that was deployed before")
-            case AskStack():
+            case messages.AskStack():
                 raise JobError("the control client answers this, and the loop never gets it")
-            case DropPeers(epoch, slots):
+            case messages.DropPeers(epoch, slots):
                 self._drop(epoch, slots)
-                self._send(PeersDropped(epoch))
-            case PeersUp():
+                self._send(messages.PeersDropped(epoch))
+            case messages.PeersUp():
                 for slot in self._links.up(message):
                     self._lost.pop(slot, None)
-                    self._take(PeerReached(slot))
-                self._take(PeersReplaced(tuple(peer.slot for peer in message.peers)))
-            case AssignSplits():
+                    self._take(events.PeerReached(slot))
+                self._take(events.PeersReplaced(tuple(peer.slot for peer in message.peers)))
+            case messages.AssignSplits():
                 self._sources.assign(message)
-            case StopSources():
+            case messages.StopSources():
                 self._sources.finish()
-            case ResetTasks():
+            case messages.ResetTasks():
                 self.reset, self._over = message, True
                 # What this instance has counted; the next one begins at 0.
                 self._send(self._pulse.heartbeat())
-            case Probe(number):
+            case messages.Probe(number):
                 self._pulse.quiet = self._core.is_quiet and not self._mailbox.items
                 self._send(self._pulse.heartbeat(number))
-            case Cancel(reason):
+            case messages.Cancel(reason):
                 logger.info("this slot is cancelled: %s", reason)
                 self._over = True
-                self._send(SlotEnded(self._core.counters()))
+                self._send(messages.SlotEnded(self._core.counters()))
             case _:
                 self._take(message)
 
@@ -466,22 +422,22 @@ class SlotLoop:
         self._links.drop(epoch, slots)
         for slot in slots:
             self._lost.pop(slot, None)
-        self._take(PeersGone(slots))
+        self._take(events.PeersGone(slots))
 
 
-def bears_barrier(event: Event) -> bool:
+def bears_barrier(event: events.Event) -> bool:
     """Return whether an event is a barrier from another slot, or has sources send some."""
-    if isinstance(event, FrameCame):
+    if isinstance(event, events.FrameCame):
         return is_barrier(event.data)
-    return isinstance(event, CoordinatorSaid) and isinstance(event.message, TriggerCheckpoint)
+    return isinstance(event, events.CoordinatorSaid) and isinstance(event.message, messages.TriggerCheckpoint)
 
 
-def roots_in_mail(mailbox: Mailbox[Event]) -> Iterator[U64Array]:
+def roots_in_mail(mailbox: events.Mailbox[events.Event]) -> Iterator[U64Array]:
     """Yield the roots of what the loop has not looked at yet; may be called by any thread."""
     for event in mailbox.waiting():
-        if isinstance(event, FrameCame):
+        if isinstance(event, events.FrameCame):
             yield roots_in(event.data)
-        elif isinstance(event, ReplaysCame):
+        elif isinstance(event, events.ReplaysCame):
             for records in event.records:
                 yield records.roots
 
@@ -560,7 +516,7 @@ class _Slot:
     def __init__(self, order: Order) -> None:
         self._order = order
         self._instance = uuid.uuid4().hex
-        self._mailbox: Mailbox[Event] = Mailbox(bears_barrier)
+        self._mailbox: events.Mailbox[events.Event] = events.Mailbox(bears_barrier)
         self._roster = Roster(order.job, self._instance)
         self._control = ControlClient(
             order.coordinator, job=order.job, slot=order.slot, instance=self._instance
@@ -602,7 +558,7 @@ class _Slot:
         self._pulse = self._make_pulse()
         address, host, deaths = str(server.address), socket.gethostname(), self._mode.deaths()
         self._control.send(
-            Hello(order.slot, self._instance, address, host, os.getpid(), deaths, server.socket)
+            messages.Hello(order.slot, self._instance, address, host, os.getpid(), deaths, server.socket)
         )
         self._pulse.start()
         deploy = self._wait_for_deploy()
@@ -637,9 +593,11 @@ class _Slot:
             reason = placed(reason, blamed, self._order.graph)
         counters = {} if self._core is None else self._core.counters()
         # With checkpoints the driver knows what has succeeded.
-        works = not self._order.mode.restarts_in_place and has_worked(counters)
+        works = not self._order.mode.restarts_in_place and messages.has_worked(counters)
         from_the_start = isinstance(error, PeerUnreachableError) or (is_programs(error) and not works)
-        self._control.send(SlotFailed(reason, blamed, trace, from_the_start, damaged, code, counters))
+        self._control.send(
+            messages.SlotFailed(reason, blamed, trace, from_the_start, damaged, code, counters)
+        )
 
     def _blamed(self, error: BaseException) -> str:
         """Return the uid of the operator that an error comes from, or of the chain that was at work; "" for none."""
@@ -685,19 +643,19 @@ class _Slot:
         )
         return self._server
 
-    def _wait_for_deploy(self) -> Deploy | None:
+    def _wait_for_deploy(self) -> messages.Deploy | None:
         """Return the coordinator's plan; None if the slot is to end before it begins."""
         while True:
             event = self._mailbox.take()
             match event:
                 case None:
                     self._mailbox.wait(None)
-                case CoordinatorSaid(Deploy() as deploy):
+                case events.CoordinatorSaid(messages.Deploy() as deploy):
                     return deploy
-                case CoordinatorSaid(Cancel()):
-                    self._control.send(SlotEnded())
+                case events.CoordinatorSaid(messages.Cancel()):
+                    self._control.send(messages.SlotEnded())
                     return None
-                case CoordinatorLost(reason):
+                case events.CoordinatorLost(reason):
                     logger.warning("this slot ends: %s", reason)
                     return None
                 case _:
@@ -705,7 +663,7 @@ class _Slot:
 
     # ------------------------------------------------------------ deployed
 
-    def _deploy(self, deploy: Deploy, pulse: Pulse, links: SlotLinks) -> SlotLoop:
+    def _deploy(self, deploy: messages.Deploy, pulse: Pulse, links: SlotLinks) -> SlotLoop:
         order = self._order
         tasks = build_tasks(order.graph, order.slot, self._mode.open(deploy))
         core = SlotCore(order.graph, order.slot, tasks, order.options, self._mode.rules)
@@ -737,7 +695,7 @@ class _Slot:
                 order.options.batch_age_ms,
                 keeps_misfits=graph.tracked or graph.vertex(uid).failures is not None,
             )
-            signal = Signal(lambda: self._mailbox.put(Wake()))
+            signal = Signal(lambda: self._mailbox.put(events.Wake()))
             positions = self._mode.positions((uid, subtask))
             open_from = self._opener(source, subtask, limits, signal)
             reopening = Reopening(partial(open_from, again=True), positions, copy.deepcopy(source.restart))
@@ -774,7 +732,7 @@ class _Slot:
             held=self._held_outside,
             of_sources=self._counters_of_sources,
             transports=lambda: {} if self._links is None else self._links.transports(),
-            on_error=lambda error: self._mailbox.put(PartFailed(error)),
+            on_error=lambda error: self._mailbox.put(events.PartFailed(error)),
         )
 
     def _held_outside(self) -> list[U64Array]:
@@ -784,16 +742,16 @@ class _Slot:
     def _counters_of_sources(self, mono_ms: int) -> dict[str, int]:
         return {} if self._sources is None else self._sources.counters(mono_ms)
 
-    def _heard(self, message: ToSlot) -> None:
+    def _heard(self, message: messages.ToSlot) -> None:
         """Called by the control client's thread, which answers by itself what must not wait for the loop."""
-        if isinstance(message, AskStack):
-            self._control.send(StackTaken(message.number, stacks(self._loop_thread)))
+        if isinstance(message, messages.AskStack):
+            self._control.send(messages.StackTaken(message.number, stacks(self._loop_thread)))
         else:
-            self._mailbox.put(CoordinatorSaid(message))
+            self._mailbox.put(events.CoordinatorSaid(message))
 
     def _lost(self, reason: str) -> None:
         """Called by the control client's thread: end, whether the loop is stuck in a user's function or not."""
-        self._mailbox.put(CoordinatorLost(reason))
+        self._mailbox.put(events.CoordinatorLost(reason))
         threading.Thread(target=self._exit_late, name="ftlayer-exit", daemon=True).start()
 
     def _exit_late(self) -> None:

@@ -7,18 +7,8 @@ import pyarrow as pa
 from ftlayer.common.checks import fast_dataclass
 from ftlayer.errors import ProtocolError
 from ftlayer.records.ids import I64Array, U64Array
+from ftlayer.runtime.protocol import messages
 from ftlayer.runtime.protocol.elements import Element, Splits
-from ftlayer.runtime.protocol.messages import (
-    AllowReplays,
-    EndReplays,
-    EndTasks,
-    LetOut,
-    LoopWaits,
-    PauseIntake,
-    Readmit,
-    ReplayNow,
-    ResumeIntake,
-)
 from ftlayer.runtime.protocol.messages import DataEnded as DataEnded
 from ftlayer.runtime.protocol.messages import ReplaysOut as ReplaysOut
 from ftlayer.topology.job_graph import Channel
@@ -172,15 +162,15 @@ TaskEvent = (
     | Replayed
     | PeersAway
     | PeersThere
-    | ReplayNow
-    | PauseIntake
-    | ResumeIntake
-    | AllowReplays
-    | LetOut
-    | EndReplays
-    | EndTasks
-    | Readmit
-    | LoopWaits
+    | messages.ReplayNow
+    | messages.PauseIntake
+    | messages.ResumeIntake
+    | messages.AllowReplays
+    | messages.LetOut
+    | messages.EndReplays
+    | messages.EndTasks
+    | messages.Readmit
+    | messages.LoopWaits
 )
 """The first three come to every task, the next two to those with inputs, and two to sources.
 

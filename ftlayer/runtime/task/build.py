@@ -20,14 +20,8 @@ from ftlayer.records.ids import I64Array, U64Array
 from ftlayer.records.keyhash import key_column, spark_hash
 from ftlayer.records.partitioning import Forward
 from ftlayer.runtime.handler import Handler
-from ftlayer.runtime.protocol.elements import (
-    MIN_TIME_MS,
-    Batch,
-    EndOfStream,
-    LatencyMarker,
-    RecordIds,
-    Watermark,
-)
+from ftlayer.runtime.protocol import elements
+from ftlayer.runtime.task import join_buffer
 from ftlayer.runtime.task.actions import (
     Action,
     ChannelReset,
@@ -44,16 +38,6 @@ from ftlayer.runtime.task.chain_plan import ChainPlan
 from ftlayer.runtime.task.contract import BoolArray, Task, known_of, replayed
 from ftlayer.runtime.task.emitter import Emitter, reports
 from ftlayer.runtime.task.event_time import Alarm, StatusWatermarkValve
-from ftlayer.runtime.task.join_buffer import (
-    JoinBuffer,
-    JoinRows,
-    Run,
-    concat_rows,
-    is_past,
-    rows_without_null,
-    same_keys,
-    shifted,
-)
 from ftlayer.runtime.task.mode import TaskMode
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import Join, Replay, Source
@@ -73,15 +57,15 @@ class Found:
 
     mine: I64Array
     theirs: I64Array
-    rows: JoinRows
-    parts: tuple[tuple[Run, I64Array], ...]
+    rows: join_buffer.JoinRows
+    parts: tuple[tuple[join_buffer.Run, I64Array], ...]
 
     @classmethod
     def of(
         cls,
         columns: Sequence[pa.Array],
         their_keys: tuple[str, ...],
-        met: list[tuple[Run, I64Array, I64Array]],
+        met: list[tuple[join_buffer.Run, I64Array, I64Array]],
     ) -> Found:
         """Sort out the pairs that have just the key's hash in common.
 
@@ -92,10 +76,10 @@ class Found:
         """
         mine: list[I64Array] = []
         theirs: list[I64Array] = []
-        parts: list[tuple[Run, I64Array]] = []
+        parts: list[tuple[join_buffer.Run, I64Array]] = []
         count = 0
         for run, my_rows, their_rows in met:
-            same = same_keys(columns, my_rows, run.keys(their_keys), their_rows)
+            same = join_buffer.same_keys(columns, my_rows, run.keys(their_keys), their_rows)
             rows, places = np.unique(their_rows[same], return_inverse=True)
             mine.append(my_rows[same])
             theirs.append(places + count)
@@ -103,7 +87,9 @@ class Found:
             count += len(rows)
         order = np.argsort(np.concatenate(mine), kind="stable")
         # Rows of replays lie beside others: how long they are held is of no interest here.
-        taken = concat_rows([replace(run.rows.take(rows), hold_until=None) for run, rows in parts])
+        taken = join_buffer.concat_rows(
+            [replace(run.rows.take(rows), hold_until=None) for run, rows in parts]
+        )
         return cls(np.concatenate(mine)[order], np.concatenate(theirs)[order], taken, tuple(parts))
 
     def kill(self, places: list[int]) -> None:
@@ -261,19 +247,19 @@ class PastRows:
     """Acknowledged rows of one side. They are in ``buffer`` for ``remember_ms``, and up to 1/16 of it longer."""
 
     def __init__(self, remember_ms: int) -> None:
-        self.buffer = JoinBuffer()
+        self.buffer = join_buffer.JoinBuffer()
         self._remember_ms = remember_ms
         self._step_ms = max(remember_ms // STEPS, 1)
-        self._next_ms = MIN_TIME_MS
+        self._next_ms = elements.MIN_TIME_MS
 
-    def add(self, rows: JoinRows, mono_ms: int) -> None:
+    def add(self, rows: join_buffer.JoinRows, mono_ms: int) -> None:
         if not len(rows):
             return
         until = -(-(mono_ms + self._remember_ms) // self._step_ms) * self._step_ms
         self.buffer.add(
             replace(
                 rows,
-                keep_until=np.full(len(rows), MIN_TIME_MS, np.int64),
+                keep_until=np.full(len(rows), elements.MIN_TIME_MS, np.int64),
                 hold_until=np.full(len(rows), until, np.int64),
                 owed=np.zeros_like(rows.owed) if rows.owed is not None else None,
             )
@@ -285,7 +271,7 @@ class PastRows:
         if mono_ms < self._next_ms:
             return
         self._next_ms = (mono_ms // self._step_ms + 1) * self._step_ms
-        for _ in self.buffer.expire(MIN_TIME_MS + 1, mono_ms):
+        for _ in self.buffer.expire(elements.MIN_TIME_MS + 1, mono_ms):
             pass
         self.buffer.tidy()
 
@@ -348,7 +334,7 @@ class JoinTask:
         self._handler = handler
         self._emitter = emitter
         self._hold_ms = hold_ms
-        self._buffers = (JoinBuffer(), JoinBuffer())
+        self._buffers = (join_buffer.JoinBuffer(), join_buffer.JoinBuffer())
         self._past = (PastRows(remember_ms), PastRows(remember_ms))
         # Of a row of side s, matches have times from + _first[s] to + _last[s].
         self._first = (operator.lower_ms, -operator.upper_ms)
@@ -369,9 +355,9 @@ class JoinTask:
             return []
         match event:
             case ElementCame(channel, element):
-                if isinstance(element, Batch):
+                if isinstance(element, elements.Batch):
                     return self._take(self._input[channel.edge], element, now)
-                if isinstance(element, LatencyMarker):
+                if isinstance(element, elements.LatencyMarker):
                     return [*self._emitter.marker(element)]
                 self._gate.mark(channel, element)
                 return self._gate_moved(now)
@@ -410,7 +396,7 @@ class JoinTask:
     def _gate_moved(self, now: Now) -> list[Action]:
         actions: list[Action] = []
         while (mark := self._gate.news()) is not None:
-            if isinstance(mark, Watermark):
+            if isinstance(mark, elements.Watermark):
                 actions.extend(self._evict(now))
             actions.extend(self._emitter.mark(mark))
         if self._gate.ended:
@@ -435,9 +421,9 @@ class JoinTask:
             buffer.clear()
         for past in self._past:
             past.buffer.clear()
-        return [*reports(self._handler.xor), *self._emitter.mark(EndOfStream()), TaskEnded()]
+        return [*reports(self._handler.xor), *self._emitter.mark(elements.EndOfStream()), TaskEnded()]
 
-    def _settle(self, run: Run, rows: I64) -> None:
+    def _settle(self, run: join_buffer.Run, rows: I64) -> None:
         if run.rows.owed is not None:
             self._handler.xor.settle(run.rows.lineage, run.rows.owed, rows)
 
@@ -447,7 +433,7 @@ class JoinTask:
 
     # ------------------------------------------------------------ records
 
-    def _take(self, side: int, batch: Batch, now: Now) -> list[Action]:
+    def _take(self, side: int, batch: elements.Batch, now: Now) -> list[Action]:
         lineage, times = batch.lineage, batch.times
         if times is None:
             return self._refuse(batch)
@@ -456,9 +442,12 @@ class JoinTask:
         if replays:
             self._replace(lineage)
         columns = [key_column(batch.payload, name) for name in self._operator.keys[side]]
-        first, last = shifted(times, self._first[side]), shifted(times, self._last[side])
+        first, last = (
+            join_buffer.shifted(times, self._first[side]),
+            join_buffer.shifted(times, self._last[side]),
+        )
         owed = None if lineage is None else np.zeros(len(lineage.roots), np.uint64)
-        rows = JoinRows(batch.payload, spark_hash(columns), times, last, None, lineage, owed)
+        rows = join_buffer.JoinRows(batch.payload, spark_hash(columns), times, last, None, lineage, owed)
         failures: dict[int, RowFailure] = {}
         actions: list[Action] = []
         for met in self._buffers[1 - side].matches(rows.hashes, first, last, PAIRS_AT_A_TIME):
@@ -473,11 +462,11 @@ class JoinTask:
         self._handler.xor.fail(lineage, failures.values())
         alive = np.ones(len(rows), np.bool_)
         alive[list(failures)] = False
-        self._keep(side, rows, alive, rows_without_null(columns), again if replays else None, now)
+        self._keep(side, rows, alive, join_buffer.rows_without_null(columns), again if replays else None, now)
         actions.extend(reports(self._handler.xor))
         return [*actions, *self._wake()] if replays else actions
 
-    def _refuse(self, batch: Batch) -> list[Action]:
+    def _refuse(self, batch: elements.Batch) -> list[Action]:
         reason = (
             "the record has no event time, and a join goes by it; put assign_watermarks before the join, "
             "behind every operator with timers"
@@ -486,7 +475,7 @@ class JoinTask:
         self._handler.xor.fail(batch.lineage, failures)
         return reports(self._handler.xor)
 
-    def _replace(self, lineage: RecordIds | None) -> None:
+    def _replace(self, lineage: elements.RecordIds | None) -> None:
         """Forget what the stored records that come again have here: its roots have left the table."""
         if lineage is None or lineage.origins is None:
             return
@@ -497,9 +486,9 @@ class JoinTask:
     def _join(
         self,
         side: int,
-        rows: JoinRows,
+        rows: join_buffer.JoinRows,
         columns: list[pa.Array],
-        met: list[tuple[Run, I64, I64]],
+        met: list[tuple[join_buffer.Run, I64, I64]],
         failures: dict[int, RowFailure],
         *,
         past: bool = False,
@@ -568,14 +557,14 @@ class JoinTask:
     def _keep(
         self,
         side: int,
-        rows: JoinRows,
+        rows: join_buffer.JoinRows,
         alive: BoolArray,
         with_key: BoolArray | None,
         again: BoolArray | None,
         now: Now,
     ) -> None:
         """Buffer the rows that may still be matched, and acknowledge the others that are ``alive``."""
-        waits = ~is_past(rows.keep_until, self._gate.time_ms)
+        waits = ~join_buffer.is_past(rows.keep_until, self._gate.time_ms)
         if again is not None:
             waits |= again
         late = ~waits
@@ -600,9 +589,9 @@ class JoinTask:
 class _KnownPairs:
     """`ftlayer.functions.current.Known` of pairs: of the two records, the one that was tried more often."""
 
-    one: RecordIds | None
+    one: elements.RecordIds | None
     one_of: I64
-    other: RecordIds | None
+    other: elements.RecordIds | None
     other_of: I64
 
     def record(self, row: int) -> CurrentRecord:
@@ -662,7 +651,7 @@ class LinkedTask:
     @property
     def watermark_ms(self) -> int:
         """The event time that the second one has come to. Any thread may look."""
-        return getattr(self._second, "watermark_ms", MIN_TIME_MS)
+        return getattr(self._second, "watermark_ms", elements.MIN_TIME_MS)
 
     @property
     def late(self) -> int:

@@ -10,17 +10,7 @@ from ftlayer.common.rules.circuit import CircuitStatus
 from ftlayer.common.rules.histogram import Histogram
 from ftlayer.functions.failures import raise_signalled
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.protocol.elements import (
-    MAX_TIME_MS,
-    MIN_TIME_MS,
-    Batch,
-    Element,
-    EndOfStream,
-    Idle,
-    LatencyMarker,
-    Splits,
-    Watermark,
-)
+from ftlayer.runtime.protocol import elements
 from ftlayer.runtime.protocol.messages import Readmit
 from ftlayer.runtime.task.actions import (
     Action,
@@ -75,10 +65,10 @@ class ChainTask:
         self._closing = False
         self._ended = False
         # Marks that have not entered, and not left, for records that wait.
-        self._held: Watermark | Idle | None = None
-        self._leaving: Watermark | Idle | None = None
+        self._held: elements.Watermark | elements.Idle | None = None
+        self._leaving: elements.Watermark | elements.Idle | None = None
         # A stage whose timers were interrupted, and the mark that goes on behind them. Nothing is taken meanwhile.
-        self._cut: tuple[int, Watermark | None] | None = None
+        self._cut: tuple[int, elements.Watermark | None] | None = None
         # The last watermark has gone its way; and nothing waits any more behind it, so that this was told.
         self._is_last = self._told_last = False
         self._generators = [stage.generator for stage in pipeline.stages if stage.generator is not None]
@@ -182,7 +172,7 @@ class ChainTask:
             reached_ms = (stage.generator or self._gate).reached_ms
             # What the chain holds back was not there yet.
             time_ms = min(stage.watermark_ms, reached_ms)
-            if time_ms > MIN_TIME_MS:
+            if time_ms > elements.MIN_TIME_MS:
                 found |= dict.fromkeys(stage.uids, time_ms)
         return found
 
@@ -193,7 +183,7 @@ class ChainTask:
     def restore_event_time(self, times: Mapping[str, int], splits: Mapping[str, Mapping[str, int]]) -> None:
         """Begin where `event_times` and `split_times` were, so that what was late stays late."""
         for stage in self._pipeline.stages:
-            time_ms = min((times[uid] for uid in stage.uids if uid in times), default=MIN_TIME_MS)
+            time_ms = min((times[uid] for uid in stage.uids if uid in times), default=elements.MIN_TIME_MS)
             stage.watermark_ms = time_ms
             if stage.generator is None:
                 self._gate.restore(time_ms)
@@ -212,22 +202,22 @@ class ChainTask:
 
     # ------------------------------------------------------------ records
 
-    def _came(self, channel: Channel, element: Element, now: Now) -> list[Action]:
+    def _came(self, channel: Channel, element: elements.Element, now: Now) -> list[Action]:
         if self._closing:
             return []
-        if isinstance(element, Batch):
+        if isinstance(element, elements.Batch):
             self._pipeline.origin = None if element.split is None else (channel, element.split)
             actions, records = self._take(self._input[channel.edge], element, now), element.payload.num_rows
             self._pipeline.origin = None
-        elif isinstance(element, Splits):
+        elif isinstance(element, elements.Splits):
             for generator in self._generators:
                 generator.splits(channel, element, now.mono_ms)
             actions, records = self._event_time_moved(now), 0
-        elif isinstance(element, LatencyMarker):
+        elif isinstance(element, elements.LatencyMarker):
             actions, records = self._outlet.marker(element, now), 0
         else:
             self._gate.mark(channel, element)
-            if element == EndOfStream() or element == Watermark(MAX_TIME_MS):
+            if element == elements.EndOfStream() or element == elements.Watermark(elements.MAX_TIME_MS):
                 for generator in self._generators:
                     generator.over(channel)
             actions, records = self.gate_moved(now), 0
@@ -238,7 +228,7 @@ class ChainTask:
         actions += self._companion.tend(records, now)
         return actions
 
-    def _take(self, input: int, batch: Batch, now: Now) -> list[Action]:
+    def _take(self, input: int, batch: elements.Batch, now: Now) -> list[Action]:
         actions = self._rows.take(input, batch, now)
         actions.extend(self._companion.reports())
         actions.extend(self._event_time_moved(now))
@@ -259,7 +249,7 @@ class ChainTask:
         if mark is not None and self._cut is None and not self._keeps(mark, now):
             self._held = None
             actions = self._before(0, mark, now)
-            self._is_last = self._is_last or mark == Watermark(MAX_TIME_MS)
+            self._is_last = self._is_last or mark == elements.Watermark(elements.MAX_TIME_MS)
         actions.extend(self._leave(now))
         if self._is_last and self._cut is None and not self._told_last and not self._rows.counts.waiting:
             self._told_last = True
@@ -275,10 +265,10 @@ class ChainTask:
         self._leaving = None
         return self._outlet.mark(mark)
 
-    def _keeps(self, mark: Watermark | Idle, now: Now) -> bool:
+    def _keeps(self, mark: elements.Watermark | elements.Idle, now: Now) -> bool:
         if not self._rows.holds(mark):
             return False
-        if mark == Watermark(MAX_TIME_MS):
+        if mark == elements.Watermark(elements.MAX_TIME_MS):
             self._rows.ends(now)
         return True
 
@@ -297,33 +287,33 @@ class ChainTask:
             actions.extend(self._fire(place, now) if self._cut is None else ())
         return actions
 
-    def _before(self, place: int, mark: Watermark | Idle, now: Now) -> list[Action]:
+    def _before(self, place: int, mark: elements.Watermark | elements.Idle, now: Now) -> list[Action]:
         """Take a mark in front of a stage. One with a watermark of its own cares for the end alone."""
         generator = self._pipeline.stages[place].generator
         if generator is None:
             return self._behind(place, mark, now)
-        if mark != Watermark(MAX_TIME_MS):
+        if mark != elements.Watermark(elements.MAX_TIME_MS):
             return []
         generator.end()
         last = generator.mark(now.mono_ms)
         return [] if last is None else self._behind(place, last, now)
 
-    def _behind(self, place: int, mark: Watermark | Idle, now: Now) -> list[Action]:
+    def _behind(self, place: int, mark: elements.Watermark | elements.Idle, now: Now) -> list[Action]:
         actions: list[Action] = []
-        if isinstance(mark, Watermark):
+        if isinstance(mark, elements.Watermark):
             self._pipeline.stages[place].watermark_ms = mark.time_ms
             actions.extend(self._fire(place, now, mark))
             if self._cut is not None:
                 return actions
         return [*actions, *self._past(place, mark, now)]
 
-    def _past(self, place: int, mark: Watermark | Idle, now: Now) -> list[Action]:
+    def _past(self, place: int, mark: elements.Watermark | elements.Idle, now: Now) -> list[Action]:
         last = place + 1 == len(self._pipeline.stages)
         if last:
             self._leaving = mark
         return self._leave(now) if last else self._before(place + 1, mark, now)
 
-    def _fire(self, place: int, now: Now, behind: Watermark | None = None) -> list[Action]:
+    def _fire(self, place: int, now: Now, behind: elements.Watermark | None = None) -> list[Action]:
         """Fire what a stage's watermark has reached; where that is interrupted, ``behind`` waits for the rest."""
         if not self._is_due(place):
             return []
@@ -399,7 +389,7 @@ class ChainTask:
         actions = self.flush(now)
         self._pipeline.close()
         self._outlet.close()
-        actions.extend(self._outlet.mark(EndOfStream()))
+        actions.extend(self._outlet.mark(elements.EndOfStream()))
         actions.extend(self._end())
         self._companion.closed()
         return actions

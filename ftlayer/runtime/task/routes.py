@@ -18,24 +18,11 @@ import pyarrow.compute as pc
 from ftlayer.errors import InvalidTopologyError, ProtocolError
 from ftlayer.functions.conversion import schema_text
 from ftlayer.functions.failures import NO_RULES, RetryRules, failure_of
+from ftlayer.records import partitioning
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.records.kernels import native
 from ftlayer.records.keyhash import key_column
-from ftlayer.records.partitioning import (
-    REFUSED,
-    Broadcast,
-    Custom,
-    Forward,
-    OutgoingRows,
-    Partitioner,
-    ReplayAnywhere,
-    ReplayEverywhere,
-    ReplayPartitioner,
-    Shuffle,
-    StoredRows,
-    replay_twin,
-)
 from ftlayer.runtime.handler import Children
 from ftlayer.runtime.protocol.elements import Batch
 from ftlayer.runtime.task.actions import Send
@@ -94,7 +81,7 @@ class OutEdge:
         mine = (channel for channel in graph.channels(edge) if channel.sender == subtask)
         self.edge = edge
         self.channels = tuple(sorted(mine, key=lambda channel: channel.receiver))
-        everywhere = isinstance(edge.partitioner, Broadcast | ReplayEverywhere)
+        everywhere = isinstance(edge.partitioner, partitioning.Broadcast | partitioning.ReplayEverywhere)
         self.selects = len(self.channels) > 1 and not everywhere
         self.copies_once = len(self.channels) == 1 or self.selects
         self._is_replay = isinstance(graph.vertex(edge.source).operators[0], Replay)
@@ -125,7 +112,7 @@ class OutEdge:
         if not self.selects:
             return None
         twin = self._twin
-        return twin.select(StoredRows(self._names(children, twin), routing), self.receivers)
+        return twin.select(partitioning.StoredRows(self._names(children, twin), routing), self.receivers)
 
     def send(
         self, payload: pa.RecordBatch, children: Children, times: I64Array | None, selection: I32Array | None
@@ -151,28 +138,30 @@ class OutEdge:
             if len(rows):
                 yield Send(channel, whole if len(rows) == whole.num_rows else taken(whole, rows))
 
-    def _outgoing(self, payload: pa.RecordBatch, children: Children) -> OutgoingRows:
+    def _outgoing(self, payload: pa.RecordBatch, children: Children) -> partitioning.OutgoingRows:
         names = self._names(children, self._partitioner)
-        return OutgoingRows(payload, names, self._subtask, self._sent)
+        return partitioning.OutgoingRows(payload, names, self._subtask, self._sent)
 
-    def _names(self, children: Children, partitioner: Partitioner | ReplayPartitioner) -> U64Array:
+    def _names(
+        self, children: Children, partitioner: partitioning.Partitioner | partitioning.ReplayPartitioner
+    ) -> U64Array:
         """Return the children's names for one that draws channels from them; zeros for others.
 
         A name costs more than the hash of a short key.
         """
-        if isinstance(partitioner, Shuffle | ReplayAnywhere):
+        if isinstance(partitioner, partitioning.Shuffle | partitioning.ReplayAnywhere):
             return children.names(self.edge.number)
         return np.broadcast_to(np.uint64(0), len(children))
 
     @property
-    def _partitioner(self) -> Partitioner:
-        return cast(Partitioner, self.edge.partitioner)
+    def _partitioner(self) -> partitioning.Partitioner:
+        return cast(partitioning.Partitioner, self.edge.partitioner)
 
     @property
-    def _twin(self) -> ReplayPartitioner:
+    def _twin(self) -> partitioning.ReplayPartitioner:
         if self._is_replay:
-            return cast(ReplayPartitioner, self.edge.partitioner)
-        return replay_twin(self._partitioner)
+            return cast(partitioning.ReplayPartitioner, self.edge.partitioner)
+        return partitioning.replay_twin(self._partitioner)
 
 
 def split_rows(selection: I32Array, channels: int) -> list[I64Array]:
@@ -217,7 +206,8 @@ def asked(edges: Sequence[OutEdge]) -> tuple[OutEdge, ...]:
     return tuple(
         out
         for out in edges
-        if isinstance(out.edge.partitioner, Custom) and (out.selects or out.edge.routing is not None)
+        if isinstance(out.edge.partitioner, partitioning.Custom)
+        and (out.selects or out.edge.routing is not None)
     )
 
 
@@ -232,7 +222,7 @@ def ask(
     selections: dict[int, I32Array] = {}
     stored: dict[int, I32Array] = {}
     for out in edges:
-        assert isinstance(out.edge.partitioner, Custom)
+        assert isinstance(out.edge.partitioner, partitioning.Custom)
         column = out.edge.routing
         if column is not None and column in stored:
             selections[out.edge.number] = stored[column]
@@ -256,11 +246,11 @@ class StoredRouting:
     def __init__(self, graph: JobGraph, replay: Replay) -> None:
         self._operator = replay.of
         self._rules = replay.rules
-        self._partitioners: dict[int, tuple[Partitioner, int]] = {}
+        self._partitioners: dict[int, tuple[partitioning.Partitioner, int]] = {}
         for edge in graph.edges:
             first = graph.vertex(edge.source).operators[-1]
             if first.uid == replay.of and edge.tag == replay.tag and edge.routing is not None:
-                partitioner = cast(Partitioner, edge.partitioner)
+                partitioner = cast(partitioning.Partitioner, edge.partitioner)
                 self._partitioners[edge.routing] = partitioner, graph.vertex(edge.target).parallelism
 
     def now(
@@ -285,17 +275,23 @@ class StoredRouting:
         return columns.reshape(key_hashes.shape), tuple(failures.values())
 
 
-def _outdated(stored: I32Array, partitioner: Partitioner, *, edited: bool) -> I64Array:
-    if edited and not isinstance(partitioner, Forward):
+def _outdated(stored: I32Array, partitioner: partitioning.Partitioner, *, edited: bool) -> I64Array:
+    if edited and not isinstance(partitioner, partitioning.Forward):
         return np.arange(len(stored), dtype=np.int64)
-    return np.flatnonzero(stored == REFUSED) if isinstance(partitioner, Custom) else np.zeros(0, np.int64)
+    return (
+        np.flatnonzero(stored == partitioning.REFUSED)
+        if isinstance(partitioner, partitioning.Custom)
+        else np.zeros(0, np.int64)
+    )
 
 
 def _numbers(
-    partitioner: Partitioner, payload: pa.RecordBatch, channels: int
+    partitioner: partitioning.Partitioner, payload: pa.RecordBatch, channels: int
 ) -> tuple[I32Array, list[tuple[int, BaseException]]]:
-    if isinstance(partitioner, Custom):
+    if isinstance(partitioner, partitioning.Custom):
         return partitioner.route(payload, channels)
-    numbers = partitioner.routing(OutgoingRows(payload, np.zeros(payload.num_rows, np.uint64)), channels)
+    numbers = partitioner.routing(
+        partitioning.OutgoingRows(payload, np.zeros(payload.num_rows, np.uint64)), channels
+    )
     assert numbers is not None, f"{partitioner} stores nothing, and its edge has a column"
     return numbers, []

@@ -7,16 +7,7 @@ from ftlayer.errors import InvalidTopologyError
 from ftlayer.records.ids import NO_ROOTS, U64Array
 from ftlayer.runtime.handler import Handler, NonFTHandler
 from ftlayer.runtime.protocol.elements import EndOfStream
-from ftlayer.runtime.task.actions import (
-    Action,
-    SourceOver,
-    SourceRows,
-    TaskEnded,
-    TaskEvent,
-    TaskStart,
-    TimeCame,
-    refused,
-)
+from ftlayer.runtime.task import actions
 from ftlayer.runtime.task.chain_plan import ChainPlan
 from ftlayer.runtime.task.contract import NoCompanion, ReplayTask, Task
 from ftlayer.runtime.task.emitter import Emitter, SourceMarkers
@@ -68,20 +59,20 @@ class UntrackedSourceTask:
         self._markers = SourceMarkers(self._emitter, uid)
         self._splits = SplitMarks(self._emitter)
 
-    def handle(self, event: TaskEvent, now: Now) -> list[Action]:
+    def handle(self, event: actions.TaskEvent, now: Now) -> list[actions.Action]:
         match event:
-            case SourceRows():
+            case actions.SourceRows():
                 sends = self._emitter.roots(event.payload, None, split=event.in_time).sends
                 return [
                     *self._splits.around(event, sends),
                     *self._markers.behind(event.payload.num_rows, now),
                 ]
-            case SourceOver():
-                return [*self._emitter.mark(EndOfStream()), TaskEnded()]
-            case TaskStart() | TimeCame():
+            case actions.SourceOver():
+                return [*self._emitter.mark(EndOfStream()), actions.TaskEnded()]
+            case actions.TaskStart() | actions.TimeCame():
                 return []
             case _:
-                raise refused(self.uid, event)
+                raise actions.refused(self.uid, event)
 
     def held_roots(self) -> U64Array:
         return NO_ROOTS

@@ -53,8 +53,8 @@ def rows_to_skip(source: DataFrame, sealed: calls.BatchBegun, schema: pa.Schema)
 
     ``schema`` are the source's columns. If it has gained some since the seal, rows are known by those they had.
 
-    Raises `QueryError` when a row that the seal took is not in the source any more: the source did not
-    give the batch again as it was; and `CodecError` when the sealed rows do not fit the source as it is now.
+    Raises `QueryError` when a row that the seal took is not in the source any more, and `CodecError` when the sealed
+    rows do not fit the source as it is now.
     """
     wanted: Counter[bytes] = Counter()
     known_by: set[tuple[str, ...]] = set()
@@ -73,7 +73,6 @@ def rows_to_skip(source: DataFrame, sealed: calls.BatchBegun, schema: pa.Schema)
 
 
 def _as_read_now(payload: pa.RecordBatch, schema: pa.Schema, names: tuple[str, ...]) -> pa.RecordBatch:
-    """Return sealed rows with the types that the source's columns have now."""
     check_none_gone(payload.schema, schema)
     shape = pa.schema([schema.field(name) for name in names])
     fitted = fit_rows(payload, shape)
@@ -145,35 +144,24 @@ class SourceOfQuery:
     stream: str
 
 
+@dataclass(frozen=True)
 class SparkRunner:
-    def __init__(
-        self,
-        frame: DataFrame,
-        plan: QueryPlan,
-        sink: BatchSink,
-        source: SourceOfQuery,
-        opened: calls.QueryOpened,
-        incarnation: Callable[[], int],
-        query: str,
-        run: str,
-        call_once: Callable[[calls.Xor | calls.Fail, str], Any],
-    ) -> None:
-        self._frame = frame
-        self._plan = plan
-        self._sink = sink
-        self._source = source
-        self._opened = opened
-        self._incarnation = incarnation
-        self._query = query
-        self._run = run
-        self._call_once = call_once
+    frame: DataFrame
+    plan: QueryPlan
+    sink: BatchSink
+    source: SourceOfQuery
+    opened: calls.QueryOpened
+    incarnation: Callable[[], int]
+    query: str
+    run_id: str
+    call_once: Callable[[calls.Xor | calls.Fail, str], Any]
 
     def run(self, batch: int, sealed: calls.BatchBegun | None) -> StagesResult:
         """Run the stages; alone in child processes if a record kills its worker."""
         giver = RootGiver(
-            self._query, self._run, self._source.name, batch, self._opened.shard, self._opened.shards
+            self.query, self.run_id, self.source.name, batch, self.opened.shard, self.opened.shards
         )
-        frame = self._frame
+        frame = self.frame
         skip = Skip()
         if sealed is not None and (sealed.failed or sealed.redelivered or sealed.resumed):
             # Read once: the places of the rows to leave out hold for this reading only.
@@ -182,31 +170,30 @@ class SparkRunner:
             skip = rows_to_skip(frame, sealed, schema.remove(schema.get_field_index(FT)))
         again = TRIES_IN_PLACE if sealed is not None else 0
         try:
-            return run_stages(frame, self._plan, RunOptions(giver, skip, again=again))
+            return run_stages(frame, self.plan, RunOptions(giver, skip, again=again))
         except Exception as error:
             if not WORKER_DIED.search(str(error)):
                 raise
-            return run_stages(frame, self._plan, RunOptions(giver, skip, isolate=True, again=again))
+            return run_stages(frame, self.plan, RunOptions(giver, skip, isolate=True, again=again))
 
     def tally(self, result: StagesResult) -> FailureTally:
         failures = result.verdict.failures.values()
         return FailureTally(result.verdict.rows_in, Counter(f.operator for f in failures if not f.fatal))
 
     def outcome(self, result: StagesResult, sealed: calls.BatchBegun | None) -> BatchOutcome:
-        """Put the verdict into the form of a seal, with the source rows that the vertex is to take over."""
         verdict = result.verdict
-        delivered = {self._source.stream: verdict.delivered} if verdict.delivered is not None else {}
+        delivered = {self.source.stream: verdict.delivered} if verdict.delivered is not None else {}
         known = set(verdict.delivered_roots.tolist())
         return replace(
             self._failed(result, verdict.failures, sealed),
             delivered=delivered,
-            emitted=() if self._plan.carrier else tuple(self._emitted_rows(result, known)),
+            emitted=() if self.plan.carrier else tuple(self._emitted_rows(result, known)),
             rows_in=verdict.rows_in,
             rows=verdict.rows_out,
         )
 
     def write(self, batch: int, result: StagesResult) -> tuple[calls.Failure, ...]:
-        return self._sink.write(batch, result, self._incarnation())
+        return self.sink.write(batch, result, self.incarnation())
 
     def reject(
         self, result: StagesResult, rejected: tuple[calls.Failure, ...], sealed: calls.BatchBegun | None
@@ -235,10 +222,10 @@ class SparkRunner:
         known = set(verdict.delivered_roots.tolist())
         redelivered = tuple(f for root, f in failures.items() if root in known)
         others = {root: f for root, f in failures.items() if root not in known}
-        carried = set(verdict.carriers["id"].tolist()) if self._plan.carrier else set()
+        carried = set(verdict.carriers["id"].tolist()) if self.plan.carrier else set()
         return BatchOutcome(
             delivered={},
-            failed=() if self._plan.carrier else tuple(self._failed_rows(result, others)),
+            failed=() if self.plan.carrier else tuple(self._failed_rows(result, others)),
             redelivered=redelivered,
             resumed=tuple(failure for root, failure in others.items() if root in carried),
             emitted=(),
@@ -255,20 +242,21 @@ class SparkRunner:
         """
         events: tuple[calls.Xor | calls.Fail, ...] = (*report.failed, *report.done)
         for event in events:
-            name = f"{self._query}/{batch}/{type(event).__name__}/{event.incarnation}"
+            name = f"{self.query}/{batch}/{type(event).__name__}/{event.incarnation}"
             try:
-                self._call_once(event, name)
+                self.call_once(event, name)
             except StaleIncarnationError:
                 continue
 
     def release(self, result: StagesResult) -> None:
-        result.release()
+        for pages in result.pages:
+            pages.release()
 
     def _report(self, verdict: Verdict, sealed: calls.BatchBegun | None) -> calls.Report:
         """Collect what is to be told of the records that were resumed; a failure in an earlier run stands."""
         before = sealed.resumed if sealed is not None else ()
         failures = {**verdict.failures, **{failure.root: failure for failure in before}}
-        exact = self._plan.emits or "-" if self._plan.exact else ""
+        exact = self.plan.emits or "-" if self.plan.exact else ""
         events = list(resumed_events(verdict, failures, exact))
         return calls.Report(
             tuple(event for event in events if isinstance(event, calls.Xor)),
@@ -289,10 +277,9 @@ class SparkRunner:
                 rows += [(int(root), source.slice(place, 1)) for place, root in enumerate(roots)]
         if not rows:
             return
-        packed = sealed_rows(self._source.stream, rows, failures, None)
-        yield calls.SealedRows(
-            packed.stream, packed.payload, packed.roots, packed.failures, self._hashes(packed.payload)
-        )
+        packed = sealed_rows(self.source.stream, rows, failures, None)
+        key = self.plan.key
+        yield replace(packed, key_hashes=KeySelector(key).hash(packed.payload) if key else None)
 
     def _emitted_rows(self, result: StagesResult, known: set[int]) -> Iterable[calls.EmittedRows]:
         verdict = result.verdict
@@ -305,7 +292,7 @@ class SparkRunner:
         delivered = np.isin(roots, np.array(sorted(known), np.uint64))
         if delivered.any():
             ids = self._emitted_ids(verdict, roots[delivered])
-            yield calls.EmittedRows(self._source.stream, None, roots[delivered], values[delivered], ids)
+            yield calls.EmittedRows(self.source.stream, None, roots[delivered], values[delivered], ids)
         roots, values = roots[~delivered], values[~delivered]
         if not len(roots):
             return
@@ -313,17 +300,12 @@ class SparkRunner:
         found: U64 = np.concatenate([part for part, _ in batches])
         payload = pa.Table.from_batches([rows for _, rows in batches]).combine_chunks().to_batches()[0]
         values = values[np.searchsorted(roots, found)]
-        yield calls.EmittedRows(
-            self._source.stream, payload, found, values, self._emitted_ids(verdict, found)
-        )
+        yield calls.EmittedRows(self.source.stream, payload, found, values, self._emitted_ids(verdict, found))
 
     def _emitted_ids(self, verdict: Verdict, roots: U64) -> calls.EventIds | None:
-        if not self._plan.exact:
+        if not self.plan.exact:
             return None
-        return event_ids(roots, verdict.emitted_parents, verdict.emitted_ids, self._plan.emits)
-
-    def _hashes(self, payload: pa.RecordBatch) -> calls.I32 | None:
-        return KeySelector(self._plan.key).hash(payload) if self._plan.key else None
+        return event_ids(roots, verdict.emitted_parents, verdict.emitted_ids, self.plan.emits)
 
 
 def resumed_events(

@@ -59,7 +59,7 @@ def error_of_sink(error: BaseException, sink: str) -> FTLayerError:
     cannot mend is of the class that says so.
     """
     final = lasting(error)
-    raised = error if final is None else final
+    raised = final or error
     said = words_of(raised)
     if not said.startswith(type(raised).__name__):
         said = f"{type(raised).__name__}: {said}"
@@ -85,8 +85,6 @@ class StoppedError(Exception):
 
 
 class _Stops(logging.Filter):
-    """Keeps what Py4J logs of a call that ended with `StoppedError` out of its log."""
-
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], StoppedError))
 
@@ -114,11 +112,10 @@ def rejections(rejected: RowsRejected, operator: str, rules: RetryRules = NO_RUL
             root = op.index(key) & _MASK
         except TypeError:
             raise _no_row(operator, key) from rejected
-        failure = (
-            RowFailure(0, operator, error, "")
-            if isinstance(error, str)
-            else failure_of(0, operator, error, rules)
-        )
+        if isinstance(error, str):
+            failure = RowFailure(0, operator, error, "")
+        else:
+            failure = failure_of(0, operator, error, rules)
         found.append(Failure.of(root, failure, place))
     if not found:
         raise ConfigError(
@@ -273,7 +270,6 @@ class WriteTask:
         return [call_write(self.writer, batches, self.schema)]
 
     def _write_by_halves(self, batches: list[pa.RecordBatch]) -> tuple[list[Any], list[Failure], int]:
-        """Return also how many rows were taken."""
         if not sum(batch.num_rows for batch in batches):
             return self._write([]), [], 0
         rows = pa.concat_batches(batches)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -69,7 +69,7 @@ class IngestReader(DataSourceStreamReader):
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
         end = self._deliverable(0, 1)
         # The first one's end, or, if there is none, where it will be.
-        return {"next": end - len(self._rows(end - 1, end)) if end else 0}
+        return {"next": end - _count(self._rows(end - 1, end)) if end else 0}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         return ReadMaxRows(RANGE_ROWS)
@@ -117,14 +117,14 @@ class IngestReader(DataSourceStreamReader):
 
         The epoch stays: a driver that another one has taken over from is told so here as well.
         """
-        while (state := self._begin_batch()) is not calls.BatchState.NEW:
+        call = self._client.call
+        while (
+            state := call(calls.BeginBatch(self._owner, self._epoch, self._next_batch)).state
+        ) is not calls.BatchState.NEW:
             if state is calls.BatchState.SEALED:
-                self._client.call(calls.Commit(self._owner, self._epoch, self._next_batch))
+                call(calls.Commit(self._owner, self._epoch, self._next_batch))
             self._next_batch += 1
         self._is_open = True
-
-    def _begin_batch(self) -> calls.BatchState:
-        return self._client.call(calls.BeginBatch(self._owner, self._epoch, self._next_batch)).state
 
     # ------------------------------------------------------------ in the slots
 
@@ -132,28 +132,24 @@ class IngestReader(DataSourceStreamReader):
         """Fetch the rows of a split. Raises `SourceError` if some of them are not there any more."""
         assert isinstance(partition, IngestedRows)
         rows = self._rows(partition.first, partition.end)
-        if len(rows) != partition.end - partition.first:
+        if _count(rows) != partition.end - partition.first:
             raise SourceError(
                 f"{self._stream!r}: records {partition.first} to {partition.end} of it are not all there any more: a "
                 "checkpoint later than the one that is restored was complete, and they were removed behind it"
             )
-        return iter(rows.batches)
+        return iter(rows)
 
-    def _rows(self, first: int, end: int) -> _Rows:
+    def _rows(self, first: int, end: int) -> list[pa.RecordBatch]:
         reply = self._client.call(calls.ReadDeliveries(self._stream, first, end))
-        return _Rows([records.payload for records in reply.batches])
+        return [records.payload for records in reply.batches]
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy owns nothing: slots read, and each driver takes over by itself.
         return {**self.__dict__, "_epoch": 0, "_next_batch": 0, "_is_open": False, "_removed": 0}
 
 
-@dataclass(frozen=True)
-class _Rows:
-    batches: list[pa.RecordBatch]
-
-    def __len__(self) -> int:
-        return sum(batch.num_rows for batch in self.batches)
+def _count(batches: list[pa.RecordBatch]) -> int:
+    return sum(batch.num_rows for batch in batches)
 
 
 NO_FIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
@@ -161,7 +157,6 @@ NO_FIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 def stream_of_ingest(name: str) -> str:
-    """Return the stream that the vertex files an ingest's records under."""
     return f"ingest/{name}"
 
 
@@ -202,15 +197,12 @@ class IngestStream:
         rows = list(records)
         known = set(self._arrow.names)
         for place, record in enumerate(rows):
+            where = f"ingest {self.name!r}: record {place}"
             if not isinstance(record, Mapping):
-                raise CodecError(
-                    f"ingest {self.name!r}: record {place} is a {type(record).__name__}, not a mapping"
-                )
+                raise CodecError(f"{where} is a {type(record).__name__}, not a mapping")
             unknown = [name for name in record if name not in known]
             if unknown:
-                raise CodecError(
-                    f"ingest {self.name!r}: record {place} has a column {unknown[0]!r}, the schema not"
-                )
+                raise CodecError(f"{where} has a column {unknown[0]!r}, the schema not")
         try:
             batch = to_batch(rows, self._arrow)
         except NO_FIT as error:
@@ -235,21 +227,22 @@ class IngestStream:
             if not group.sent:
                 with self._lock:
                     self._gathering = _SharedCall()
-                group.send(self.name, self._client)
+                group.sent = True
+                _send(group.parts, self.name, self._client)
         if part.error is not None:
             raise part.error
 
     def _misfit(self, rows: list[Mapping[str, Any]], error: Exception) -> str:
         """Say which value it is that cannot be converted with the others, by what each of them says alone."""
         for place, record in enumerate(rows):
-            for field in self._arrow:
-                value = record.get(field.name)
+            for column in self._arrow:
+                value = record.get(column.name)
                 try:
-                    to_batch([{field.name: value}], pa.schema([field]))
+                    to_batch([{column.name: value}], pa.schema([column]))
                 except NO_FIT as misfit:
                     return (
-                        f"record {place} does not fit the schema: column {field.name!r} is {field.type}, and the value "
-                        f"{shown(value)} is not ({misfit})"
+                        f"record {place} does not fit the schema: column {column.name!r} is {column.type}, and the "
+                        f"value {shown(value)} is not ({misfit})"
                     )
         return f"the records do not fit the schema: {error}"
 
@@ -276,14 +269,10 @@ class _ThreadBatch:
         )
 
 
+@dataclass
 class _SharedCall:
-    def __init__(self) -> None:
-        self.parts: list[_ThreadBatch] = []
-        self.sent = False
-
-    def send(self, name: str, client: VertexClient) -> None:
-        self.sent = True
-        _send(self.parts, name, client)
+    parts: list[_ThreadBatch] = field(default_factory=list)
+    sent: bool = False
 
 
 def _send(parts: list[_ThreadBatch], name: str, client: VertexClient) -> None:

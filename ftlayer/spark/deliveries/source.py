@@ -21,14 +21,8 @@ from pyspark.sql.datasource import DataSource, InputPartition
 from pyspark.sql.types import StructType
 
 from ftlayer.errors import CodecError, ConfigError
+from ftlayer.functions import data_sources
 from ftlayer.functions.conversion import cast_by_value, kind_of, raw_type
-from ftlayer.functions.data_sources import (
-    DataSourceStreamReader,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-    to_arrow_schema,
-)
 from ftlayer.records.ids import pack_tries
 from ftlayer.spark.stages.pages import make_marks
 from ftlayer.spark.stages.task import FT
@@ -153,12 +147,11 @@ def _without_changed(
             odd = compute.match_substring(text, "x", ignore_case=True)
         elif types.is_floating(field.type):
             infinite = compute.is_inf(fitted.cast(pa.float64()))
-            odd = compute.and_(
-                infinite, compute.invert(compute.match_substring(text, "inf", ignore_case=True))
-            )
-        return (
-            fitted if odd is None else _without(odd, "it is no such number", column, fitted, field, misfits)
-        )
+            meant = compute.match_substring(text, "inf", ignore_case=True)
+            odd = compute.and_(infinite, compute.invert(meant))
+        if odd is None:
+            return fitted
+        return _without(odd, "it is no such number", column, fitted, field, misfits)
     back = row_digests(pa.record_batch([cast_by_value(fitted, column.type, safe=False)], ["value"]))
     was = row_digests(pa.record_batch([column], ["value"]))
     valid = fitted.is_valid().to_pylist()
@@ -186,9 +179,8 @@ def _has_missing(values: pa.Array, field: pa.Field) -> bool:
         return any(_has_missing(values.field(at), each) for at, each in enumerate(kind))
     if types.is_map(kind):
         return _has_missing(values.items, kind.item_field)
-    return isinstance(kind, pa.ListType | pa.LargeListType) and _has_missing(
-        values.flatten(), kind.value_field
-    )
+    is_list = isinstance(kind, pa.ListType | pa.LargeListType)
+    return is_list and _has_missing(values.flatten(), kind.value_field)
 
 
 def _without(
@@ -283,28 +275,17 @@ class DeliveryOptions:
         for name in ("address", "token", "stream", "query"):
             if not options.get(name):
                 raise ConfigError(f'format("{FORMAT}"): option {name!r} is missing')
-        numbers = {}
-        for name, default, least in (
-            ("max_rows", 100_000, 1),
-            ("partitions", 2, 1),
-            ("drain_until_ms", 0, 0),
-        ):
-            text = str(options.get(name, default))
+        texts = ("address", "token", "stream", "query", "root_certs", "client_pem")
+        read: dict[str, Any] = {name: options.get(name, "") for name in texts}
+        read["required"] = tuple(json.loads(options.get("required", "[]")))
+        for name, least in (("max_rows", 1), ("partitions", 1), ("drain_until_ms", 0)):
+            text = str(options.get(name, getattr(cls, name)))
             if not text.isdecimal() or int(text) < least:
                 raise ConfigError(
                     f'format("{FORMAT}"): option {name!r} must be a number from {least}, not {text!r}'
                 )
-            numbers[name] = int(text)
-        return cls(
-            options["address"],
-            options["token"],
-            options["stream"],
-            options["query"],
-            options.get("root_certs", ""),
-            client_pem=options.get("client_pem", ""),
-            required=tuple(json.loads(options.get("required", "[]"))),
-            **numbers,
-        )
+            read[name] = int(text)
+        return cls(**read)
 
     def client(self) -> VertexClient:
         return VertexClient(
@@ -317,8 +298,6 @@ class DeliveryOptions:
 
 
 class DeliverySource(DataSource):
-    """The Data Source; register it with ``spark.dataSource.register``."""
-
     @classmethod
     def name(cls) -> str:
         return FORMAT
@@ -341,7 +320,7 @@ class DeliveryRange(InputPartition):
     end: int
 
 
-class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class DeliveryReader(data_sources.DataSourceStreamReader, data_sources.SupportsTriggerAvailableNow):
     """Plans and reads deliveries. The vertex keeps what a batch was given until a later batch begins."""
 
     def __init__(self, options: DeliveryOptions, schema: StructType) -> None:
@@ -354,11 +333,10 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
         return {"next": 0}
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        return ReadMaxRows(self._options.max_rows)
+    def getDefaultReadLimit(self) -> data_sources.ReadLimit:  # noqa: N802 - Spark's name
+        return data_sources.ReadMaxRows(self._options.max_rows)
 
-    def unasked_limit(self) -> ReadLimit:
-        """Return the limit also for a Spark that asks for all there is: such a run is followed by others."""
+    def unasked_limit(self) -> data_sources.ReadLimit:
         return self.getDefaultReadLimit()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
@@ -366,8 +344,8 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._options.drain_until_ms:
             self._until = self._deliverable(0, ALL)
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else ALL
+    def latestOffset(self, start: dict[str, int], limit: data_sources.ReadLimit) -> dict[str, int]:  # noqa: N802
+        rows = limit.max_rows if isinstance(limit, data_sources.ReadMaxRows) else ALL
         end = self._deliverable(start["next"], rows)
         while self._options.drain_until_ms and end == start["next"] and self._wait_for_due():
             end = self._deliverable(start["next"], rows)
@@ -413,10 +391,9 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, DeliveryRange)
         with self._options.client() as client:
             reply = client.call(calls.ReadDeliveries(self._options.stream, partition.first, partition.last))
+        schema, required = data_sources.to_arrow_schema(self._schema), self._options.required
         for records in reply.batches:
-            yield delivered_rows(
-                records, to_arrow_schema(self._schema), partition.start, partition.end, self._options.required
-            )
+            yield delivered_rows(records, schema, partition.start, partition.end, required)
 
     def stop(self) -> None:
         self._client.close()
@@ -427,9 +404,9 @@ def delivered_rows(
 ) -> pa.RecordBatch:
     """Give stored records the shape of the source: its columns, then `FT`. Those of ``required`` may not be null.
 
-    A column that the source has gained since is null. A record with a value that the source's type cannot hold is
-    null, and its mark says what does not fit. Raises `CodecError` when no stored record can be read as the source has
-    them today.
+    A column that the source has gained since is null; so is a record with a value that the source's type cannot hold,
+    and its mark says what does not fit. Raises `CodecError` when no stored record can be read as the source has them
+    today.
     """
     fields = [field for field in schema if field.name != FT]
     shape = pa.schema([field.with_nullable(field.name not in required) for field in fields])

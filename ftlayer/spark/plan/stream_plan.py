@@ -22,7 +22,7 @@ from ftlayer.spark.circuits import WHOLE_QUERY
 from ftlayer.spark.connection import FTLayerEngine
 from ftlayer.spark.deliveries.ingest_reader import stream_of_ingest
 from ftlayer.spark.sessions import stream_reader
-from ftlayer.spark.stages.pages import SOURCE_FT
+from ftlayer.spark.stages.pages import SOURCE_FT, MapArrow
 from ftlayer.spark.stages.task import FT, FrameStep, StagePlan, Step, Transform, plan_stages
 
 if TYPE_CHECKING:
@@ -95,10 +95,7 @@ def check_names(schema: StructType, what: str) -> None:
 def check_functions(steps: Iterable[Step]) -> None:
     """Raise `InvalidTopologyError` for a function that cannot be sent to Spark's Python workers."""
     for step in steps:
-        if not isinstance(step, FunctionStep):
-            continue
-        fault = pickling_fault(step)
-        if fault is not None:
+        if isinstance(step, FunctionStep) and (fault := pickling_fault(step)) is not None:
             raise InvalidTopologyError(
                 f"{step.uid!r} cannot be sent to Spark's Python workers: {fault}. {WAY_OUT_OF_PICKLING}, or keep it in "
                 "an imported module"
@@ -188,11 +185,6 @@ def _collation(kind: Any) -> str:
     return ""
 
 
-def check_transform(function: Any, uid: str) -> None:
-    if not callable(function):
-        raise InvalidTopologyError(f"transform {uid!r}: expected a function of a DataFrame")
-
-
 def transformed_schema(spark: SparkSession, schema: StructType, step: Transform) -> StructType:
     """Try ``step`` on an empty DataFrame; return the user's columns that come out.
 
@@ -201,10 +193,9 @@ def transformed_schema(spark: SparkSession, schema: StructType, step: Transform)
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from ftlayer.spark.stages.run import check_keeps_ft
+    from ftlayer.spark.stages.run import check_keeps_ft, with_column
 
-    extra: Any = StructType.fromDDL(f"{FT} struct<root: bigint>")
-    empty = spark.createDataFrame([], StructType([*schema.fields, *extra.fields]))
+    empty = spark.createDataFrame([], with_column(schema, FT, TRACKED_FT))
     result = step.function(empty)
     if not isinstance(result, DataFrame):
         raise InvalidTopologyError(
@@ -433,9 +424,7 @@ def _frame_steps(frame: DataFrame, steps: Sequence[FrameStep]) -> DataFrame:
     return frame
 
 
-def _run(
-    functions: tuple[FunctionStep, ...],
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _run(functions: tuple[FunctionStep, ...]) -> MapArrow:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         chain = Chain(functions)
         for batch in batches:

@@ -72,19 +72,12 @@ TEMPORARY = re.compile(r"\.\d+\..*\.tmp")
 
 @dataclass(frozen=True)
 class CheckpointMark:
-    """The content of the mark: the query's name in the vertex, and its source's name."""
-
     query: str
     source: str
 
     def to_json(self) -> str:
-        values = {
-            "format": FORMAT_VERSION,
-            "query": self.query,
-            "source": self.source,
-            "ftlayer": __version__,
-        }
-        return json.dumps(values)
+        own = {"format": FORMAT_VERSION, "query": self.query, "source": self.source}
+        return json.dumps({**own, "ftlayer": __version__})
 
     @classmethod
     def from_json(cls, text: str, where: str) -> CheckpointMark:
@@ -150,7 +143,6 @@ class CheckpointDirectory:
 
     @property
     def last_commit(self) -> int:
-        """The last batch in Spark's commit log, -1 if there is none."""
         return self._last("commits")
 
     @property
@@ -215,9 +207,8 @@ class CheckpointDirectory:
 
     def _content(self, log: str) -> list[Any]:
         folder = self._child(log)
-        if not self._files.exists(folder):
-            return []
-        return [status.getPath() for status in self._files.listStatus(folder)]
+        listed = self._files.listStatus(folder) if self._files.exists(folder) else ()
+        return [status.getPath() for status in listed]
 
     def mark(self) -> CheckpointMark | None:
         path = self._child(MARK)

@@ -89,6 +89,7 @@ class QuerySupervisor:
         error: what ended the query for good; None while it runs, or when it ended well.
         restarts: how many times the Spark query has been started again after a failure.
         last_failure: the text of the failure that made the last restart necessary, "" if there was none.
+        drain_until: when a drain that was asked for is to end at the latest (Unix, seconds); None if there is none.
         reports: of the last batches, oldest first.
         incidents: the last restarts, and its end, oldest first.
     """
@@ -112,8 +113,8 @@ class QuerySupervisor:
         one's dead letters.
         """
         self.name = name
+        self.ft_status = status
         self._start = start
-        self._status = status
         self._log = log
         self._strategy = strategy
         self._bounded = bounded
@@ -121,7 +122,7 @@ class QuerySupervisor:
         self._letter_queries = letter_queries
         self._needed_by = needed_by
         self._stopping = threading.Event()
-        self._drain_until: float | None = None
+        self.drain_until: float | None = None
         self._drains = False
         self._done = threading.Event()
         self._lock = threading.Lock()
@@ -186,7 +187,7 @@ class QuerySupervisor:
         deadline = time.monotonic() + timeout
         readers = self._letter_queries() if self.isActive else []
         with self._lock:
-            self._drain_until = time.time() + timeout
+            self.drain_until = time.time() + timeout
             if self._current is not None:
                 self._current.query.stop()
         self._done.wait(timeout)
@@ -218,20 +219,12 @@ class QuerySupervisor:
             else:
                 wait([source_end], POLL_S)
 
-    def ft_status(self) -> QueryStatus:
-        return self._status()
-
     def circuits(self) -> dict[str, CircuitStatus]:
         return {} if self._circuits is None else self._circuits.status()
 
     @property
-    def drain_until(self) -> float | None:
-        """When a drain that was asked for is to end at the latest (Unix, seconds); None if there is none."""
-        return self._drain_until
-
-    @property
     def interrupted(self) -> bool:
-        return self._stopping.is_set() or (self._drain_until is not None and not self._drains)
+        return self._stopping.is_set() or (self.drain_until is not None and not self._drains)
 
     def note_failure(self, error: BaseException) -> None:
         """Take note of what made a batch fail, before Spark turns it into text (called by the batches)."""
@@ -260,7 +253,7 @@ class QuerySupervisor:
             return self._current
 
     def _begin(self) -> _QueryRun:
-        self._drains = self._drain_until is not None
+        self._drains = self.drain_until is not None
         log = None if HAS_LIMITS else self._log()
         self._repeats = log is not None and log.planned > log.committed
         run = _QueryRun(self._start(self))
@@ -288,11 +281,12 @@ class QuerySupervisor:
             run.over.wait()
             if run.source_ended:
                 return True
-            self._await_next(run)
+            while self._run is run and not self._done.wait(POLL_S):
+                pass  # until another run has taken its place, or there will be none
         return self._run.source_ended
 
     def _is_reached(self, drain: Drain) -> bool:
-        return drain.source_read and drain.reached(self._log(), self._status())
+        return drain.source_read and drain.reached(self._log(), self.ft_status())
 
     def _letters_are_read(self, before: list[LetterQuery], deadline: float | None) -> bool:
         """Wait until the queries that read the dead letters have all there are; False if not in time, or one failed.
@@ -303,11 +297,6 @@ class QuerySupervisor:
         reads = [_in_background(partial(_reads_all, query)) for query in readers.values()]
         _, unread = wait(reads, None if deadline is None else max(deadline - time.monotonic(), 0))
         return not unread and all(read.result() for read in reads)
-
-    def _await_next(self, run: _QueryRun) -> None:
-        """Wait until another run has taken the place of ``run``, or there will be none."""
-        while self._run is run and not self._done.wait(POLL_S):
-            pass
 
     def _supervise(self) -> None:
         try:
@@ -354,7 +343,9 @@ class QuerySupervisor:
             )
             self.error.__cause__ = error
             return False
-        final = self._named(lasting(error))
+        final = lasting(error)
+        if isinstance(final, FunctionLoadError) and (needed_by := self._needed_by(str(final))):
+            final = FunctionLoadError(f"{needed_by}: {final}")
         if getattr(self.query, "lastProgress", None) is not None:  # of a query without reports, too
             self._note_success()
         ends = final is not None or (not self._has_succeeded and is_programs(error))
@@ -383,30 +374,22 @@ class QuerySupervisor:
         incident = Incident(time.time_ns() // 1_000_000, kind, shortened(text, MAX_INCIDENT_BYTES))
         self.incidents = (*self.incidents, incident)[-KEPT_INCIDENTS:]
 
-    def _named(self, final: FTLayerError | None) -> FTLayerError | None:
-        """Return the error with the operators that need what could not be loaded, if that was it."""
-        if isinstance(final, FunctionLoadError) and (needed_by := self._needed_by(str(final))):
-            return FunctionLoadError(f"{needed_by}: {final}")
-        return final
-
     def _goes_on(self) -> bool:
         """After a run that ended well: whether another one follows, once there may be something for it."""
-        if self._drain_until is not None:
-            left = self._drain_until - time.time()
+        if self.drain_until is not None:
+            left = self.drain_until - time.time()
             # A run of its own does all of it, but on a Spark whose Python sources do not know the trigger.
             return not self._drains or (not HAS_LIMITS and left > 0 and self._is_more(left))
         return self._bounded and self._is_more()
 
     def _is_more(self, left: float = math.inf) -> bool:
-        """Whether another run has something to do; it may have to be waited for.
+        """After a bounded run: False if everything is done, else True once there may be something to deliver.
 
         Where Spark reads all there is in one batch, a run that finds a planned one does that one alone.
         """
-        return self._repeats or self._wait_for_due(left)
-
-    def _wait_for_due(self, left: float) -> bool:
-        """After a bounded run: False if everything is done, else True once there may be something to deliver."""
-        status = self._status()
+        if self._repeats:
+            return True
+        status = self.ft_status()
         if status.drained:
             return False
         if status.deliverable or status.delivered:
@@ -578,8 +561,8 @@ class TrackedQuery(UserFacing, words=_WORDS):
     def _repr_html_(self) -> str:
         """Return what became of the last batches as HTML, for notebooks."""
         error = self.exception()
-        ended = "" if error is None else f": {words_of(error)}"
-        state = "active" if self.isActive else f"ended{ended}"
+        ended = "ended" if error is None else f"ended: {words_of(error)}"
+        state = "active" if self.isActive else ended
         state += "".join(
             f", circuit {name or 'of the query'} {status.state}"
             for name, status in self.circuits().items()
@@ -619,12 +602,10 @@ def letter_queries(spark: SparkSession, stream: str) -> list[LetterQuery]:
 
 
 def _streams_of(plan: Any) -> frozenset[str]:
-    """Return the streams whose dead letters are read in an analyzed plan."""
     leaves = plan.collectLeaves()
-    sources = [leaves.apply(place) for place in range(leaves.size())]
     return frozenset(
         name
-        for source in sources
+        for source in map(leaves.apply, range(leaves.size()))
         if source.nodeName() == "StreamingRelationV2" and source.sourceName() == FORMAT
         for name in source.extraOptions().get("streams").split("\n")
     )

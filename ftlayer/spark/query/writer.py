@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import logging
 import os
 import socket
 import threading
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
+from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from ftlayer import __version__
 from ftlayer.common.checks import Unstarted, UserFacing, check_instance, check_text, shown
@@ -32,63 +34,91 @@ from ftlayer.functions.pickling import missing_in, needing
 from ftlayer.functions.steps import FunctionStep
 from ftlayer.monitor.local_board import local_announcer
 from ftlayer.records.traced import Sampler, record_span, span_within, trace_of
+from ftlayer.spark import sessions
 from ftlayer.spark.batch.runner import SourceOfQuery, SparkRunner
 from ftlayer.spark.batch.sinks import StoppedError, hide_stops, words_of
 from ftlayer.spark.circuits import SINK, WHOLE_QUERY, QueryCircuits, QueryGate
 from ftlayer.spark.deliveries.source import FORMAT, DeliveryOptions, DeliverySource
-from ftlayer.spark.plan.stream_plan import (
-    Ending,
-    StreamPlan,
-    all_nullable,
-    check_functions,
-    plain_rows,
-    stream_of_source,
-    with_source_ft,
-)
+from ftlayer.spark.plan import stream_plan
 from ftlayer.spark.protocol import JUDGED, BatchProtocol
 from ftlayer.spark.query.checkpoint import CheckpointDirectory, CheckpointMark
-from ftlayer.spark.query.listener import OBSERVATION, TrackedQueryListener, tell_batch
 from ftlayer.spark.query.supervisor import QuerySupervisor, TrackedQuery, letter_queries, note_wrapped
-from ftlayer.spark.sessions import (
-    DELIVERIES,
-    how_it_ended,
-    links_of,
-    reads_in_python,
-    start_query,
-    stream_reader,
-    tells_of_its_end,
-)
 from ftlayer.spark.stages.run import QueryPlan
 from ftlayer.spark.stages.task import FT, plan_stages
 from ftlayer.topology.checks import lag_behind
 from ftlayer.vertex import calls
+from ftlayer.vertex.calls import BatchDetails
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+logger = logging.getLogger(__name__)
+
+
+OBSERVATION = "ftlayer"
+"""The name, in ``observedMetrics`` of Spark's progress, of what is counted on the streaming plan."""
+
+
+class TrackedQueryListener(StreamingQueryListener):
+    """Told of each batch of the wrapped queries that it is given to (`TrackedWriter.listener`).
+
+    It is a listener of Spark's too: given to ``spark.streams.addListener`` as well, it is told of starts, progress and
+    ends of all queries. Override what you want to know.
+    """
+
+    def on_batch(self, report: BatchDetails) -> None:
+        """Take note of a batch that is committed, or was before it was run again.
+
+        Called on the thread of the batch, which waits for it. What it raises is logged, and the query goes on.
+        """
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Take note of a query's start (Spark's event)."""
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Take note of a query's progress (Spark's event)."""
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Take note that a query has nothing to do (Spark's event)."""
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Take note of a query's end (Spark's event)."""
+
+
+def tell_batch(listeners: Iterable[TrackedQueryListener], report: BatchDetails) -> None:
+    for listener in listeners:
+        try:
+            listener.on_batch(report)
+        except Exception:
+            logger.exception(
+                "on_batch of %r failed for batch %d of %r; the query goes on",
+                listener,
+                report.batch,
+                report.query,
+            )
 
 
 Times = tuple[float, float]
 """From and to, in ms since a batch's begin."""
 
 
+@dataclass(frozen=True)
 class BatchTraces:
-    """Makes spans of the batches of one start of a query. For the batch's thread."""
+    """Makes spans of the batches of one start of a query. For the batch's thread.
 
-    def __init__(
-        self, sampler: Sampler, query: str, execution: str, send: Callable[[EndedSpan], None]
-    ) -> None:
-        """``query`` is what people call it, ``execution`` names this start."""
-        self._sampler = sampler
-        self._query = query
-        self._execution = execution
-        self._send = send
+    ``query`` is what people call it, ``execution`` names this start.
+    """
+
+    sampler: Sampler
+    query: str
+    execution: str
+    send: Callable[[EndedSpan], None]
 
     def through(self, batch: calls.BatchDetails, phases: Mapping[str, Times]) -> None:
-        """A batch is through: send its spans, if it is one of the share that is traced."""
-        name = hashlib.blake2b(f"{self._execution}/{batch.batch}".encode(), digest_size=8).digest()
+        name = hashlib.blake2b(f"{self.execution}/{batch.batch}".encode(), digest_size=8).digest()
         origin = int.from_bytes(name, "little") or 1
-        if not self._sampler.mask(np.array([origin], np.uint64))[0]:
+        if not self.sampler.mask(np.array([origin], np.uint64))[0]:
             return
         began_ms = batch.at_ms - batch.duration_ms
         counts: dict[str, str | int | bool] = {
@@ -97,21 +127,18 @@ class BatchTraces:
             "ftlayer.batch.failed": batch.failed,
             "ftlayer.batch.died": batch.dead,
         }
-        told: dict[str, str | int | bool] = {"ftlayer.query": self._query, "ftlayer.batch": batch.batch}
+        told: dict[str, str | int | bool] = {"ftlayer.query": self.query, "ftlayer.batch": batch.batch}
         whole = record_span(origin)
         spans = [(whole, 0, "batch", (0.0, batch.duration_ms), {**told, **counts})]
         for place, (phase, times) in enumerate(phases.items()):
             spans.append((span_within(whole, place + 1), whole, phase, times, told))
         for span, parent, title, (start_ms, end_ms), attributes in spans:
             start_ns, end_ns = (int((began_ms + ms) * 1e6) for ms in (start_ms, end_ms))
-            self._send(EndedSpan(trace_of(origin), span, parent, title, start_ns, end_ns, attributes))
+            self.send(EndedSpan(trace_of(origin), span, parent, title, start_ns, end_ns, attributes))
 
 
 def batch_traces(query: str, execution: str) -> BatchTraces | None:
-    """Return what traces a query's batches, as OpenTelemetry's variables say; None where nothing is traced.
-
-    Raises as `tracing_of`.
-    """
+    """Return what traces a query's batches, as OpenTelemetry's variables say; None where nothing is traced."""
     tracing = tracing_of(os.environ)
     spans = None if tracing is None else program_spans(tracing, "ftlayer-driver", __version__)
     if tracing is None or spans is None:
@@ -169,13 +196,15 @@ class BatchHistory:
 
     def through(self, batch: calls.BatchDetails, at_ms: int) -> calls.BatchDetails:
         """Take note of a batch that is through, at ``at_ms`` (Unix); return it with its times."""
-        steps = self._steps
-        phases = {
-            phase: steps[after] - steps[before]
+        began = self._steps["begin"]
+        steps = {step: at - began for step, at in self._steps.items()}
+        times = {
+            phase: (steps[before], steps[after])
             for phase, before, after in PHASES
             if before in steps and after in steps
         }
-        duration_ms = self._clock_ms() - steps["begin"]
+        phases = {phase: end - start for phase, (start, end) in times.items()}
+        duration_ms = self._clock_ms() - began
         batch = replace(batch, at_ms=at_ms, duration_ms=duration_ms, phases_ms=phases)
         with self._lock:
             self._batches.append(batch)
@@ -191,12 +220,6 @@ class BatchHistory:
             for phase, ms in phases.items():
                 self._histograms[f"batch_{phase}"].observe(ms / 1_000)
         if self._traces is not None:
-            began = steps["begin"]
-            times = {
-                phase: (steps[before] - began, steps[after] - began)
-                for phase, before, after in PHASES
-                if phase in phases
-            }
             self._traces.through(batch, times)
         return batch
 
@@ -229,36 +252,31 @@ class BatchHistory:
             return {f"{name}|": calls.HistogramDetails.of(each) for name, each in self._histograms.items()}
 
 
+@dataclass(frozen=True)
+class QueryStart:
+    """One start of a query. ``owner``: what the vertex files it under; ``source``: that one's name."""
+
+    owner: str
+    source: str
+    checkpoint: str
+    links: dict[str, str]
+    since_ms: int
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
 class QueryTelling:
     """`ftlayer.monitor.announcer.Telling` of a wrapped query, over all runs of its Spark query."""
 
     _mode = ""
 
-    def __init__(
-        self,
-        supervisor: QuerySupervisor,
-        log: BatchHistory,
-        *,
-        owner: str,
-        source: str,
-        run: str,
-        checkpoint: str,
-        links: Mapping[str, str],
-        since_ms: int,
-    ) -> None:
-        """``owner``: what the vertex files the query under; ``source``: its name; ``run``: this start of it."""
-        self.run = run
+    def __init__(self, supervisor: QuerySupervisor, log: BatchHistory, start: QueryStart) -> None:
+        self.run = start.run
         self._supervisor = supervisor
         self._log = log
-        self._owner = owner
-        self._source = source
-        self._checkpoint = checkpoint
-        self._links = dict(links)
-        self._since_ms = since_ms
+        self._start = start
         self._ended_ms = 0
 
     def details(self, known_checkpoint: int, *, with_plan: bool) -> calls.JobDetails:
-        """See `Telling`; a query has no plan and no checkpoints of ftlayer's."""
         supervisor, log = self._supervisor, self._log
         final = not supervisor.isActive
         now_ms = time.time_ns() // 1_000_000
@@ -271,14 +289,14 @@ class QueryTelling:
         restarts = f" · {restarts_text(supervisor.restarts)}" if supervisor.restarts else ""
         error = supervisor.error
         return calls.JobDetails(
-            owner=self._owner,
+            owner=self._start.owner,
             name=title_of(supervisor.name),
             kind=calls.JobKind.QUERY,
             run=self.run,
             mode=self._mode,
             state=state,
             final=final,
-            since_ms=self._since_ms,
+            since_ms=self._start.since_ms,
             at_ms=now_ms,
             ended_ms=self._ended_ms,
             host=socket.gethostname(),
@@ -291,14 +309,14 @@ class QueryTelling:
             ),
             restarts=supervisor.restarts,
             last_failure=shortened(supervisor.last_failure if error is None else words_of(error), MAX_TEXT),
-            checkpoint_location=self._checkpoint,
+            checkpoint_location=self._start.checkpoint,
             counters=counters | self._lag(),
             rates=rates,
             histograms=log.histograms,
             incidents=tuple(supervisor.incidents),
             circuits=supervisor.circuits(),
             batches=batches,
-            links=self._links,
+            links=self._start.links,
         )
 
     def _fate(self, counters: Mapping[str, int]) -> str:
@@ -312,7 +330,7 @@ class QueryTelling:
         # A query that has ended may have no session to ask any more.
         last = supervisor.query.lastProgress if supervisor.isActive else None
         lag = None if last is None else lag_in(last)
-        return {} if lag is None else {f"lag/{self._source}": lag}
+        return {} if lag is None else {f"lag/{self._start.source}": lag}
 
     def carry_out(self, order: calls.JobOrder) -> str:
         supervisor = self._supervisor
@@ -334,10 +352,10 @@ class QueryTelling:
             case calls.OrderAction.SAVEPOINT:
                 raise UnsupportedError(
                     "a wrapped query has no savepoints: its checkpoint is Spark's, of each batch, at "
-                    f"{self._checkpoint or 'its checkpointLocation'}; stop it, and start it again with that"
+                    f"{self._start.checkpoint or 'its checkpointLocation'}; stop it, and start it again with that"
                 )
             case calls.OrderAction.STACK:
-                ui = self._links.get("Spark UI")
+                ui = self._start.links.get("Spark UI")
                 raise UnsupportedError(
                     "a wrapped query has no slots of its own: its functions run in Spark's tasks. What executors do is "
                     f"in Spark's UI{f' at {ui}/executors/' if ui else ''} (Executors, Thread Dump); what a "
@@ -350,34 +368,14 @@ class UntrackedQueryTelling(QueryTelling):
 
     _mode = "off"
 
-    def __init__(
-        self,
-        supervisor: QuerySupervisor,
-        spark: SparkSession,
-        *,
-        owner: str,
-        source: str,
-        checkpoint: str,
-        links: Mapping[str, str],
-        since_ms: int,
-    ) -> None:
-        """``spark``: the query's session; the rest as of `QueryTelling`."""
-        super().__init__(
-            supervisor,
-            BatchHistory(),
-            owner=owner,
-            source=source,
-            run=uuid.uuid4().hex,
-            checkpoint=checkpoint,
-            links=links,
-            since_ms=since_ms,
-        )
+    def __init__(self, supervisor: QuerySupervisor, spark: SparkSession, start: QueryStart) -> None:
+        super().__init__(supervisor, BatchHistory(), start)
         self._spark = spark
         self._last_batch = -1
         self._seen: tuple[int, str] | None = None
 
     def details(self, known_checkpoint: int, *, with_plan: bool) -> calls.JobDetails:
-        for progress in self._news():
+        for progress in self._ended_since():
             self._last_batch = int(progress["batchId"])
             self._log.progressed(progress)
         return super().details(known_checkpoint, with_plan=with_plan)
@@ -385,10 +383,10 @@ class UntrackedQueryTelling(QueryTelling):
     def _fate(self, counters: Mapping[str, int]) -> str:
         return " · not tracked"
 
-    def _news(self) -> list[Mapping[str, Any]]:
+    def _ended_since(self) -> list[Mapping[str, Any]]:
         """Return Spark's progress of the batches that have ended since the last time, the oldest first."""
         query = self._supervisor.query
-        if not self._supervisor.isActive and how_it_ended(self._spark) is not None:
+        if not self._supervisor.isActive and sessions.how_it_ended(self._spark) is not None:
             return []
         last = query.lastProgress
         seen = None if last is None else (last["batchId"], last["timestamp"])
@@ -454,7 +452,9 @@ class TriggerOptions(TypedDict, total=False):
 class TrackedWriter(UserFacing, words=_WORDS):
     """A wrapped query that is ready to start. Its methods return it, as those of a DataStreamWriter do."""
 
-    def __init__(self, plan: StreamPlan, checkpoint: str, name: str, end: Callable[[], Ending]) -> None:
+    def __init__(
+        self, plan: stream_plan.StreamPlan, checkpoint: str, name: str, end: Callable[[], stream_plan.Ending]
+    ) -> None:
         """For `TrackedStream`; ``end`` says where the rows go, behind the checks of what is given here."""
         check_text(checkpoint, "checkpoint", "a directory, of this query alone, as text")
         check_text(name, "name")
@@ -492,22 +492,19 @@ class TrackedWriter(UserFacing, words=_WORDS):
         if "availableNow" in trigger and trigger["availableNow"] is not True:
             raise ConfigError(f"trigger: availableNow: expected True, got {shown(trigger['availableNow'])}")
         if "processingTime" in trigger:
-            self._check_interval(trigger["processingTime"])
+            from py4j.protocol import Py4JError
+            from pyspark.errors import PySparkException
+
+            interval: object = trigger["processingTime"]
+            option, expected = "trigger: processingTime", "an interval like '2 seconds'"
+            check_text(interval, option, expected)
+            jvm: Any = self._plan.spark._jvm
+            try:  # Spark reads it now: it would do so at the start.
+                jvm.org.apache.spark.sql.streaming.Trigger.ProcessingTime(interval)
+            except (Py4JError, PySparkException) as error:
+                raise ConfigError(f"{option}: expected {expected}, got {shown(interval)}") from error
         self._trigger = trigger
         return self
-
-    def _check_interval(self, interval: object) -> None:
-        """Have Spark read it now: it would do so at the start."""
-        from py4j.protocol import Py4JError
-        from pyspark.errors import PySparkException
-
-        option, expected = "trigger: processingTime", "an interval like '2 seconds'"
-        check_text(interval, option, expected)
-        jvm: Any = self._plan.spark._jvm
-        try:
-            jvm.org.apache.spark.sql.streaming.Trigger.ProcessingTime(interval)
-        except (Py4JError, PySparkException) as error:
-            raise ConfigError(f"{option}: expected {expected}, got {shown(interval)}") from error
 
     def option(self, key: str, value: str) -> TrackedWriter:
         """Set an option of Spark's DataStreamWriter."""
@@ -542,9 +539,9 @@ class TrackedWriter(UserFacing, words=_WORDS):
         """
         self._unstarted.settle()
         self._plan.layer._check_open()
-        check_functions(self._plan.steps)
+        stream_plan.check_functions(self._plan.steps)
         spark = self._plan.spark
-        with tells_of_its_end(spark):
+        with sessions.tells_of_its_end(spark):
             if any(query.name == self._name for query in spark.streams.active):
                 raise ConfigError(
                     f"name: a query {self._name!r} runs in this session already, and two queries of one source need "
@@ -553,42 +550,34 @@ class TrackedWriter(UserFacing, words=_WORDS):
             return self._start_tracked() if self._plan.layer.enabled else self._start_plain()
 
     def _start_plain(self) -> TrackedQuery:
-        source = self._plan.source
-        directory = CheckpointDirectory(source.frame.sparkSession, self._checkpoint)
+        source, spark = self._plan.source, self._plan.spark
+        directory = CheckpointDirectory(spark, self._checkpoint)
         directory.refuse_mark()
-        rows = plain_rows(source.frame, plan_stages(self._plan.steps), self._plan.stage_schemas())
+        rows = stream_plan.plain_rows(source.frame, plan_stages(self._plan.steps), self._plan.stage_schemas())
         writer = self._ending.plain(rows)
 
         def start(supervisor: QuerySupervisor) -> StreamingQuery:
             directory.remove_torn_offsets()
             return self._spark_start(writer, supervisor)
 
-        def status() -> calls.QueryStatus:
-            return calls.QueryStatus(0, 0, 0, 0, 0, -1)
-
-        spark = source.frame.sparkSession
-        links, since_ms = links_of(spark), time.time_ns() // 1_000_000
+        begun = self._begun(title_of(self._name))
         supervisor = QuerySupervisor(
             self._name,
             start,
-            status,
+            lambda: calls.QueryStatus(0, 0, 0, 0, 0, -1),
             directory.log,
-            self._strategy(),
-            bounded=self._bounded,
+            self._restart or ExponentialDelay(),
+            bounded="availableNow" in self._trigger,
             needed_by=self._needed_by,
         )
-        local_announcer().add(
-            UntrackedQueryTelling(
-                supervisor,
-                spark,
-                owner=title_of(self._name),
-                source=source.name,
-                checkpoint=self._checkpoint,
-                links=links,
-                since_ms=since_ms,
-            )
-        )
+        local_announcer().add(UntrackedQueryTelling(supervisor, spark, begun))
         return TrackedQuery(supervisor)
+
+    def _begun(self, owner: str) -> QueryStart:
+        now_ms = time.time_ns() // 1_000_000
+        return QueryStart(
+            owner, self._plan.source.name, self._checkpoint, sessions.links_of(self._plan.spark), now_ms
+        )
 
     def _needed_by(self, text: str) -> str:
         """Return the operators whose functions need what could not be loaded, as ``text`` says; "" for none."""
@@ -596,54 +585,37 @@ class TrackedWriter(UserFacing, words=_WORDS):
         return needing(missing_in(text), steps)
 
     def _start_tracked(self) -> TrackedQuery:
-        source = self._plan.source
-        directory = CheckpointDirectory(source.frame.sparkSession, self._checkpoint)
+        source, spark, client = self._plan.source, self._plan.spark, self._plan.layer.client
+        directory = CheckpointDirectory(spark, self._checkpoint)
         mark = directory.claim(source.name)
-        stream = stream_of_source(source, mark.query)
-        client = self._plan.layer.client
+        stream = stream_plan.stream_of_source(source, mark.query)
         self._plan.layer.watch_dead(stream)
         limits = self._plan.failing_limits()
         if self._ending.rejects and WHOLE_QUERY in limits:
             limits[SINK] = limits[WHOLE_QUERY]
         circuits = QueryCircuits(self._name, limits) if limits else None
-        execution = uuid.uuid4().hex
-        log = BatchHistory(traces=batch_traces(title_of(self._name), execution))
         # Before anything runs that could not be handed out, where one of them fails.
-        announcer, links = self._plan.layer._job_announcer, links_of(source.frame.sparkSession)
-        since_ms = time.time_ns() // 1_000_000
+        announcer, begun = self._plan.layer._job_announcer, self._begun(mark.query)
+        log = BatchHistory(traces=batch_traces(title_of(self._name), begun.run))
         runs = itertools.count(1)
 
         def start(supervisor: QuerySupervisor) -> StreamingQuery:
-            run = f"{execution}.{next(runs)}"
+            run = f"{begun.run}.{next(runs)}"
             return self._start_run(supervisor, directory, mark, stream, circuits, run, log)
-
-        def status() -> calls.QueryStatus:
-            return client.call(calls.QueryStatusCall(mark.query))
 
         supervisor = QuerySupervisor(
             self._name,
             start,
-            status,
+            lambda: client.call(calls.QueryStatusCall(mark.query)),
             directory.log,
-            self._strategy(),
-            bounded=self._bounded,
+            self._restart or ExponentialDelay(),
+            bounded="availableNow" in self._trigger,
             circuits=circuits,
-            letter_queries=lambda: letter_queries(source.frame.sparkSession, stream),
+            letter_queries=lambda: letter_queries(spark, stream),
             needed_by=self._needed_by,
         )
         note_wrapped(supervisor, source.frame)
-        announcer.add(
-            QueryTelling(
-                supervisor,
-                log,
-                owner=mark.query,
-                source=source.name,
-                run=execution,
-                checkpoint=self._checkpoint,
-                links=links,
-                since_ms=since_ms,
-            )
-        )
+        announcer.add(QueryTelling(supervisor, log, begun))
         return TrackedQuery(supervisor)
 
     def _start_run(
@@ -657,7 +629,7 @@ class TrackedWriter(UserFacing, words=_WORDS):
         log: BatchHistory,
     ) -> StreamingQuery:
         """Start one run of the Spark query: a new epoch, which fences the run before."""
-        layer = self._plan.layer
+        layer, source, made = self._plan.layer, self._plan.source, self._plan
         client = layer.client
         directory.remove_torn_offsets()
         opened = client.call(
@@ -677,8 +649,16 @@ class TrackedWriter(UserFacing, words=_WORDS):
                 "old copy, and batches that Spark plans anew would be taken for ones that are done. Restore "
                 "the newer checkpoint, or start with a new checkpoint directory"
             )
-        plan = self._query_plan(opened.exact)
-        name = self._plan.source.name
+        plan = QueryPlan(
+            plan_stages(made.steps),
+            made.stage_schemas(),
+            key=source.key,
+            emits=f"emit:{self._name}" if self._ending.carrier else "",
+            carrier=source.carrier,
+            strict=layer.strict,
+            exact=opened.exact,
+            rejects=self._ending.rejects,
+        )
 
         def tell(circuits: dict[str, CircuitStatus]) -> None:
             client.call(calls.ReportCircuits(mark.query, circuits))
@@ -687,14 +667,14 @@ class TrackedWriter(UserFacing, words=_WORDS):
             log.watch(step, batch)
             self._watch(step, batch)
 
-        is_ours_to_check = reads_in_python(self._plan.source.frame)
+        is_ours_to_check = sessions.reads_in_python(source.frame)
 
         def process(rows: DataFrame, batch: int) -> None:
             runner = SparkRunner(
                 rows,
                 plan,
                 self._ending.sink,
-                SourceOfQuery(name, stream),
+                SourceOfQuery(source.name, stream),
                 opened,
                 lambda: client.health().incarnation,
                 mark.query,
@@ -730,9 +710,9 @@ class TrackedWriter(UserFacing, words=_WORDS):
         """
         from pyspark.sql import functions
 
-        source, layer = self._plan.source, self._plan.layer
-        spark, client = source.frame.sparkSession, layer.client
-        own = with_source_ft(source.frame)
+        source, spark, layer = self._plan.source, self._plan.spark, self._plan.layer
+        client = layer.client
+        own = stream_plan.with_source_ft(source.frame)
         spark.dataSource.register(DeliverySource)
         options = DeliveryOptions(
             client.address,
@@ -746,8 +726,8 @@ class TrackedWriter(UserFacing, words=_WORDS):
             client_pem=(client.client_pem or b"").decode(),
             required=tuple(field.name for field in own.schema if not field.nullable),
         )
-        schema = all_nullable(own.schema)
-        reader = stream_reader(spark, DELIVERIES).format(FORMAT).schema(schema)
+        schema = stream_plan.all_nullable(own.schema)
+        reader = sessions.stream_reader(spark, sessions.DELIVERIES).format(FORMAT).schema(schema)
         delivered = reader.options(**options.to_spark()).load()
         rows = delivered if source.ingest else own.union(delivered)
         # Each row once, though a batch be read again; Spark's numInputRows counts every reading.
@@ -757,26 +737,6 @@ class TrackedWriter(UserFacing, words=_WORDS):
             functions.count(FT).alias("delivered"),
         )
 
-    def _query_plan(self, exact: bool) -> QueryPlan:
-        made = self._plan
-        return QueryPlan(
-            plan_stages(made.steps),
-            made.stage_schemas(),
-            key=made.source.key,
-            emits=f"emit:{self._name}" if self._ending.carrier else "",
-            carrier=made.source.carrier,
-            strict=made.layer.strict,
-            exact=exact,
-            rejects=self._ending.rejects,
-        )
-
-    def _strategy(self) -> RestartStrategy:
-        return self._restart if self._restart is not None else ExponentialDelay()
-
-    @property
-    def _bounded(self) -> bool:
-        return "availableNow" in self._trigger
-
     def _spark_start(self, writer: Any, supervisor: QuerySupervisor) -> StreamingQuery:
         writer = writer.option("checkpointLocation", self._checkpoint).queryName(self._name)
         for key, value in self._options.items():
@@ -785,7 +745,7 @@ class TrackedWriter(UserFacing, words=_WORDS):
         if trigger:
             writer = writer.trigger(**trigger)
         bounded = self._plan.layer.enabled and "availableNow" in trigger
-        return start_query(writer, self._plan.source.frame, bounded=bounded)
+        return sessions.start_query(writer, self._plan.source.frame, bounded=bounded)
 
 
 def watch_steps(writer: TrackedWriter, watch: Callable[[str, int], None]) -> None:

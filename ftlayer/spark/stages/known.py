@@ -72,13 +72,20 @@ def _in_child(
     finally:
         os.close(reading)
     if os.WIFSIGNALED(status):
-        return None, f"signal {_name(os.WTERMSIG(status))}"
+        number = os.WTERMSIG(status)  # a real-time signal has a number only
+        names = {each.value: each.name for each in signal.Signals}
+        return None, f"signal {names.get(number, number)}"
     if os.WEXITSTATUS(status) or not data:
         return None, f"exit code {os.WEXITSTATUS(status)}"
     outcome = pickle.loads(data)
     if isinstance(outcome, BaseException):
         raise outcome
-    return _from_wire(outcome), ""
+    batches = []
+    for schema, rows, parents in outcome[0]:
+        known = pa.ipc.read_schema(pa.py_buffer(schema))
+        read = pa.ipc.read_record_batch(pa.py_buffer(rows), known)
+        batches.append((read, np.frombuffer(parents, np.int64)))
+    return ChainResult(batches, outcome[1]), ""
 
 
 def _received(reading: int, child: int) -> tuple[bytes, int]:
@@ -107,40 +114,24 @@ def _received(reading: int, child: int) -> tuple[bytes, int]:
     return bytes(data[_LENGTH:]) if len(data) == wanted else b"", status
 
 
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal has a number only
-        return str(number)
-
-
 def _child(batch: pa.RecordBatch, run: Callable[[pa.RecordBatch], ChainResult], writing: int) -> None:
     """Never returns: the worker's own exit handlers and buffers belong to the parent."""
     try:
         result = run(batch)
-        data = pickle.dumps(
-            (
-                [
-                    (rows.schema.serialize().to_pybytes(), rows.serialize().to_pybytes(), parents.tobytes())
-                    for rows, parents in result.batches
-                ],
-                result.failures,
-            )
-        )
+        batches = [
+            (rows.schema.serialize().to_pybytes(), rows.serialize().to_pybytes(), parents.tobytes())
+            for rows, parents in result.batches
+        ]
+        data = pickle.dumps((batches, result.failures))
     except SystemExit as error:
         # Raised in the parent it would end a worker again, and the batch would never come through.
-        os._exit(_exit_code(error))
+        code = 0 if error.code is None else 1
+        os._exit(error.code & 0xFF if isinstance(error.code, int) else code)
     except BaseException as error:  # noqa: BLE001 - carried to the parent, which raises it
         data = _pickled(error)
     with os.fdopen(writing, "wb") as pipe:
         pipe.write(len(data).to_bytes(_LENGTH, "big") + data)
     os._exit(0)
-
-
-def _exit_code(error: SystemExit) -> int:
-    if error.code is None:
-        return 0
-    return error.code & 0xFF if isinstance(error.code, int) else 1
 
 
 def _pickled(error: BaseException) -> bytes:
@@ -151,15 +142,6 @@ def _pickled(error: BaseException) -> bytes:
     except BaseException:  # noqa: BLE001 - a class may fail in any way at being pickled
         return pickle.dumps(RuntimeError(described(error)))
     return data
-
-
-def _from_wire(outcome: tuple[list[tuple[bytes, bytes, bytes]], list[RowFailure]]) -> ChainResult:
-    batches = []
-    for schema, rows, parents in outcome[0]:
-        known = pa.ipc.read_schema(pa.py_buffer(schema))
-        batch = pa.ipc.read_record_batch(pa.py_buffer(rows), known)
-        batches.append((batch, np.frombuffer(parents, np.int64)))
-    return ChainResult(batches, outcome[1])
 
 
 _PLACE = "_ft_place"

@@ -33,15 +33,16 @@ CARRIER_BYTES = CARRIER_DTYPE.itemsize
 
 
 def make_carriers(roots: npt.NDArray[np.uint64], ids: npt.NDArray[np.uint64], incarnation: int) -> pa.Array:
-    """Return one carrier a row, as an Arrow binary array."""
     carriers = np.empty(len(roots), CARRIER_DTYPE)
-    carriers["root"] = roots
-    carriers["id"] = ids
-    carriers["incarnation"] = incarnation
-    offsets = np.arange(len(roots) + 1, dtype=np.int32) * CARRIER_BYTES
-    return pa.Array.from_buffers(
-        pa.binary(), len(roots), [None, pa.py_buffer(offsets), pa.py_buffer(carriers.tobytes())]
-    )
+    carriers["root"], carriers["id"], carriers["incarnation"] = roots, ids, incarnation
+    return _binary_of(carriers)
+
+
+def _binary_of(records: npt.NDArray[np.void]) -> pa.Array:
+    """Return an Arrow binary array with one value a record."""
+    offsets = np.arange(len(records) + 1, dtype=np.int32) * records.dtype.itemsize
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(records.tobytes())]
+    return pa.Array.from_buffers(pa.binary(), len(records), buffers)
 
 
 def check_carriers(column: pa.Array, name: str) -> bytes:
@@ -94,13 +95,10 @@ def make_marks(
     marks = np.empty(len(roots), MARK_DTYPE)
     marks["root"], marks["start"], marks["end"] = roots, start, end
     marks["origin"], marks["tries"] = origins, tries
-    offsets = np.arange(len(roots) + 1, dtype=np.int32) * MARK_DTYPE.itemsize
     if misfits:
         ends = [mark.tobytes() + misfits.get(row, "").encode() for row, mark in enumerate(marks)]
         return pa.array(ends, pa.binary())
-    return pa.Array.from_buffers(
-        pa.binary(), len(roots), [None, pa.py_buffer(offsets), pa.py_buffer(marks.tobytes())]
-    )
+    return _binary_of(marks)
 
 
 def read_marks(column: pa.Array) -> npt.NDArray[np.void]:
@@ -140,16 +138,13 @@ more with a heap of 4 GiB), each of which it keeps in regions of its own."""
 
 @dataclass(frozen=True, slots=True)
 class PageHead:
-    """A page's summary for the driver.
+    """A page's summary for the driver. Roots and ids are uint64, little-endian.
 
-    ``delivered`` is (lowest offset, highest
-    offset + 1) of the rows that came from the vertex, ``delivered_roots`` their roots, and beside them their
-    origins and tries (`ftlayer.records.ids`). ``carried`` are
-    the carriers of resumed rows, end to end. ``seen_roots`` and ``sent_roots``, filled where a
-    transform is watched, are the distinct roots of the rows in and out. ``emitted_ids``, filled for a vertex
-    that keeps every id, are the ids of the rows handed on, ``emitted_parents`` the root of each. ``place`` is the task
-    that made the page, in words. Roots and
-    ids are uint64, little-endian.
+    ``delivered`` is (lowest offset, highest offset + 1) of the rows that came from the vertex, ``delivered_roots``
+    their roots, and beside them their origins and tries (`ftlayer.records.ids`). ``carried`` are the carriers of
+    resumed rows, end to end. ``seen_roots`` and ``sent_roots``, filled where a transform is watched, are the distinct
+    roots of the rows in and out. ``emitted_ids``, filled for a vertex that keeps every id, are the ids of the rows
+    handed on, ``emitted_parents`` the root of each. ``place`` is the task that made the page, in words.
     """
 
     rows_in: int

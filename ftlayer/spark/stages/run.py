@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,11 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
+ROOT_TYPE = pa.struct([("root", pa.int64())])
+NO_ROOTS: U64 = np.zeros(0, np.uint64)
+NO_CARRIERS = np.zeros(0, CARRIER_DTYPE)
+
+
 @dataclass
 class Verdict:
     """The sum of the heads of a batch's pages.
@@ -74,17 +79,15 @@ class Verdict:
     failures: dict[int, Failure] = field(default_factory=dict)
     failed_rows: dict[int, pa.RecordBatch] = field(default_factory=dict)
     delivered: tuple[int, int] | None = None
-    delivered_roots: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
-    delivered_origins: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
-    delivered_tries: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
-    without_rows: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
-    carriers: np.ndarray[tuple[int], np.dtype[np.void]] = field(
-        default_factory=lambda: np.zeros(0, CARRIER_DTYPE)
-    )
-    emitted_roots: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
-    emitted_values: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
-    emitted_parents: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
-    emitted_ids: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
+    delivered_roots: U64 = field(default_factory=lambda: NO_ROOTS)
+    delivered_origins: U64 = field(default_factory=lambda: NO_ROOTS)
+    delivered_tries: U64 = field(default_factory=lambda: NO_ROOTS)
+    without_rows: U64 = field(default_factory=lambda: NO_ROOTS)
+    carriers: np.ndarray[tuple[int], np.dtype[np.void]] = field(default_factory=lambda: NO_CARRIERS)
+    emitted_roots: U64 = field(default_factory=lambda: NO_ROOTS)
+    emitted_values: U64 = field(default_factory=lambda: NO_ROOTS)
+    emitted_parents: U64 = field(default_factory=lambda: NO_ROOTS)
+    emitted_ids: U64 = field(default_factory=lambda: NO_ROOTS)
 
     @property
     def tried(self) -> TriedRoots:
@@ -99,23 +102,16 @@ class Verdict:
     def dropped_roots(self) -> U64:
         """The failed roots, sorted, that the last pages may have rows of: to be left out when these are read.
 
-        Where rows fail in the first stage alone there are none, and pages are read as they are: comparing the roots of
-        two million rows with 10,000 takes 0.3 s.
+        None where rows fail in the first stage alone: comparing the roots of two million rows with 10,000 takes 0.3 s.
         """
         return np.setdiff1d(self.failed_roots, self.without_rows, assume_unique=True)
 
     def fail(self, failure: Failure) -> None:
-        """Note a failure; the first one of a root stands."""
         self.failures.setdefault(failure.root, failure)
 
 
-def first_stage_verdict(heads: Iterable[PageHead]) -> Verdict:
-    """Add up the heads of the first stage: everything but what goes out at the end."""
+def first_stage_verdict(heads: Sequence[PageHead]) -> Verdict:
     verdict = Verdict()
-    delivered_roots: list[U64] = []
-    origins: list[U64] = []
-    tries: list[U64] = []
-    carried: list[bytes] = []
     for head in heads:
         verdict.rows_in += head.rows_in
         add_failures(verdict, head)
@@ -123,13 +119,9 @@ def first_stage_verdict(heads: Iterable[PageHead]) -> Verdict:
             start, end = head.delivered
             known = verdict.delivered or head.delivered
             verdict.delivered = (min(start, known[0]), max(end, known[1]))
-        delivered_roots.append(to_roots(head.delivered_roots))
-        origins.append(to_roots(head.delivered_origins))
-        tries.append(to_roots(head.delivered_tries))
-        carried.append(head.carried)
-    verdict.delivered_roots = _join(delivered_roots)
-    verdict.delivered_origins, verdict.delivered_tries = _join(origins), _join(tries)
-    verdict.carriers = read_carriers(b"".join(carried))
+    for name in ("delivered_roots", "delivered_origins", "delivered_tries"):
+        setattr(verdict, name, _roots(heads, name))
+    verdict.carriers = read_carriers(b"".join(head.carried for head in heads))
     return verdict
 
 
@@ -143,29 +135,16 @@ def add_failures(verdict: Verdict, head: PageHead) -> None:
             verdict.failed_rows[failed.root] = whole.slice(failed.row, 1)
 
 
-def add_last_stage(verdict: Verdict, heads: Iterable[PageHead]) -> None:
+def add_last_stage(verdict: Verdict, heads: Sequence[PageHead]) -> None:
     """Add what goes out at the end: counts and the ids handed on."""
-    roots: list[U64] = []
-    values: list[U64] = []
-    parents: list[U64] = []
-    ids: list[U64] = []
-    for head in heads:
-        verdict.rows_out += head.rows_out
-        roots.append(to_roots(head.emitted_roots))
-        values.append(to_roots(head.emitted_values))
-        parents.append(to_roots(head.emitted_parents))
-        ids.append(to_roots(head.emitted_ids))
-    verdict.emitted_roots = _join(roots)
-    verdict.emitted_values = _join(values)
-    verdict.emitted_parents = _join(parents)
-    verdict.emitted_ids = _join(ids)
+    verdict.rows_out += sum(head.rows_out for head in heads)
+    for name in ("emitted_roots", "emitted_values", "emitted_parents", "emitted_ids"):
+        setattr(verdict, name, _roots(heads, name))
 
 
-def lost_roots(sent: Iterable[PageHead], seen: Iterable[PageHead]) -> U64:
+def lost_roots(sent: Sequence[PageHead], seen: Sequence[PageHead]) -> U64:
     """Return the roots that one stage sent and the next never saw: lost in the transform between them."""
-    before = np.unique(_join([to_roots(head.sent_roots) for head in sent]))
-    after = np.unique(_join([to_roots(head.seen_roots) for head in seen]))
-    return np.setdiff1d(before, after, assume_unique=True)
+    return np.setdiff1d(_roots(sent, "sent_roots"), _roots(seen, "seen_roots"))
 
 
 def sealed_rows(
@@ -180,13 +159,8 @@ def sealed_rows(
     return SealedRows(stream, payload, roots, tuple(failures[int(root)] for root in roots), key_hashes)
 
 
-def _join(parts: list[U64]) -> U64:
-    joined: U64 = np.concatenate(parts) if parts else np.zeros(0, np.uint64)
-    return joined
-
-
-ROOT_TYPE = pa.struct([("root", pa.int64())])
-NO_ROOTS: U64 = np.zeros(0, np.uint64)
+def _roots(heads: Sequence[PageHead], name: str) -> U64:
+    return to_roots(b"".join(getattr(head, name) for head in heads))
 
 
 @dataclass(frozen=True)
@@ -230,8 +204,8 @@ class Pages:
     def heads(self) -> list[PageHead]:
         """Run the stage and fetch the head of each page; only the pages whose heads these are can be read.
 
-        One job of Spark's does both: the pages are stored on the way, and their lineage is cut behind it. A page that
-        is lost until then is made anew, under another name.
+        One job of Spark's does both, and cuts the lineage behind it. A page that is lost until then is made anew, under
+        another name.
         """
         heads = self._frame.select(NAME, "head").where("head is not null")
         pages = heads.collect()
@@ -240,11 +214,13 @@ class Pages:
 
     def rows(self, schema: StructType, dropped: U64, *, tracked: bool) -> DataFrame:
         """Return the pages' rows without those of ``dropped`` roots; ``tracked`` keeps the column ``_ft``."""
-        shape: Any = schema
-        if tracked:
-            shape = with_column(schema, FT, "struct<root: bigint>")
-        unpack = _unpack_rows(self._names, schema.names, dropped, tracked)
-        return self._data().mapInArrow(unpack, shape)
+        if not tracked:
+            return self._data().mapInArrow(_unpack(self._names, schema.names, dropped), schema)
+
+        def ft(rows: pa.RecordBatch) -> pa.Array:
+            return pa.StructArray.from_arrays([_signed_roots(rows)], fields=list(ROOT_TYPE))
+
+        return self._with(schema, dropped, FT, "struct<root: bigint>", ft)
 
     def _data(self) -> DataFrame:
         if self._spread is None:
@@ -261,13 +237,25 @@ class Pages:
 
     def tagged_rows(self, schema: StructType, dropped: U64) -> DataFrame:
         """Return the pages' rows with the column `ROW_TAG`: a number that names the record of each."""
-        shape = with_column(schema, ROW_TAG, "bigint")
-        return self._data().mapInArrow(_unpack_tagged(self._names, schema.names, dropped), shape)
+        return self._with(schema, dropped, ROW_TAG, "bigint", _signed_roots)
 
     def carried_rows(self, schema: StructType, dropped: U64, column: str, carry: Carry) -> DataFrame:
-        shape = with_column(schema, column, "binary")
-        unpack = _unpack_carried(self._names, schema.names, dropped, carry, column)
-        return self._data().mapInArrow(unpack, shape)
+        def carriers(rows: pa.RecordBatch) -> pa.Array:
+            ids = rows.column(EMITTED_ID).to_numpy(zero_copy_only=True)
+            return make_carriers(carry.roots_for(roots_of(rows)), ids, carry.incarnation)
+
+        return self._with(schema, dropped, column, "binary", carriers)
+
+    def _with(
+        self,
+        schema: StructType,
+        dropped: U64,
+        column: str,
+        ddl: str,
+        values: Callable[[pa.RecordBatch], pa.Array],
+    ) -> DataFrame:
+        unpack = _unpack(self._names, schema.names, dropped, column, values)
+        return self._data().mapInArrow(unpack, with_column(schema, column, ddl))
 
     def source_rows(self, roots: U64) -> Iterator[pa.RecordBatch]:
         """Fetch the source rows of ``roots`` (sorted), with the column `ROOT`."""
@@ -277,9 +265,8 @@ class Pages:
             yield from ipc_to_rows(row[0])
 
     def release(self) -> None:
-        """Free the blocks now rather than when Spark's cleaner comes by."""
-        plan = self._frame._jdf.queryExecution().logical()
-        plan.rdd().unpersist(False)
+        # Now rather than when Spark's cleaner comes by.
+        self._frame._jdf.queryExecution().logical().rdd().unpersist(False)
 
 
 @dataclass(frozen=True)
@@ -287,9 +274,7 @@ class Carry:
     """What turns a row's root and id into its carrier; ``resumed`` maps ids back to foreign roots."""
 
     incarnation: int
-    resumed: np.ndarray[tuple[int], np.dtype[np.void]] = field(
-        default_factory=lambda: np.zeros(0, CARRIER_DTYPE)
-    )
+    resumed: np.ndarray[tuple[int], np.dtype[np.void]] = field(default_factory=lambda: NO_CARRIERS)
 
     def roots_for(self, roots: U64) -> U64:
         """Return the roots as the vertex knows them: for resumed rows, those their carriers named."""
@@ -311,11 +296,11 @@ class StagesResult:
     stages: StagePlan
 
     def good_rows(self) -> DataFrame:
-        rows = self.pages[-1].rows(self.schema, self.verdict.dropped_roots, tracked=False)
-        return self._repartitioned(rows)
+        return self._repartitioned(
+            self.pages[-1].rows(self.schema, self.verdict.dropped_roots, tracked=False)
+        )
 
     def tagged_rows(self) -> DataFrame:
-        """Return the same rows with the column `ROW_TAG`."""
         return self._repartitioned(self.pages[-1].tagged_rows(self.schema, self.verdict.dropped_roots))
 
     def emitted_rows(self, column: str, incarnation: int) -> DataFrame:
@@ -327,11 +312,6 @@ class StagesResult:
     def _repartitioned(self, rows: DataFrame) -> DataFrame:
         moved = self.stages.key_after(len(self.pages) - 1) is not None
         return apply_frame_steps(rows, self.stages.before_sink[moved:])
-
-    def release(self) -> None:
-        """Free what the batch holds in Spark's storage."""
-        for pages in self.pages:
-            pages.release()
 
 
 def run_stages(source: DataFrame, plan: QueryPlan, options: RunOptions) -> StagesResult:
@@ -381,10 +361,7 @@ def apply_frame_steps(frame: DataFrame, steps: tuple[FrameStep, ...]) -> DataFra
     return frame
 
 
-Function = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-
-
-def map_in_arrow(frame: DataFrame, function: Function, schema: StructType | str) -> DataFrame:
+def map_in_arrow(frame: DataFrame, function: MapArrow, schema: StructType | str) -> DataFrame:
     """Return ``frame.mapInArrow(function, schema)``, for columns of any name: PySpark's reads these as expressions."""
     if not any(set(name) & set(".`") for name in frame.columns):
         return frame.mapInArrow(function, schema)
@@ -394,7 +371,7 @@ def map_in_arrow(frame: DataFrame, function: Function, schema: StructType | str)
 
 @dataclass(frozen=True)
 class _Renaming:
-    function: Function
+    function: MapArrow
     names: list[str]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -459,11 +436,8 @@ def _task(
     first = number == 0
 
     def watched(index: int) -> bool:
-        return (
-            plan.strict
-            and 0 < index < len(stages)
-            and any(not step.drops for step in stages[index].transforms)
-        )
+        inside = plan.strict and 0 < index < len(stages)
+        return inside and any(not step.drops for step in stages[index].transforms)
 
     return StageTask(
         functions=stages[number].functions,
@@ -483,42 +457,25 @@ def _task(
     )
 
 
-def _unpack_rows(pages: frozenset[bytes], names: list[str], dropped: U64, tracked: bool) -> MapArrow:
-    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for data in counted_pages(batches, "data", pages):
-            for packed in ipc_to_rows(data.as_buffer()):
-                rows = keep_rows(packed, dropped)
-                if not tracked:
-                    yield rows.select(names)
-                    continue
-                roots = pa.array(roots_of(rows).view(np.int64))
-                ft = pa.StructArray.from_arrays([roots], fields=list(ROOT_TYPE))
-                yield rows.select(names).append_column(FT, ft)
-
-    return unpack
+def _signed_roots(rows: pa.RecordBatch) -> pa.Array:
+    return pa.array(roots_of(rows).view(np.int64))
 
 
-def _unpack_tagged(pages: frozenset[bytes], names: list[str], dropped: U64) -> MapArrow:
-    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for data in counted_pages(batches, "data", pages):
-            for packed in ipc_to_rows(data.as_buffer()):
-                rows = keep_rows(packed, dropped)
-                tags = pa.array(roots_of(rows).view(np.int64))
-                yield rows.select(names).append_column(ROW_TAG, tags)
-
-    return unpack
-
-
-def _unpack_carried(
-    pages: frozenset[bytes], names: list[str], dropped: U64, carry: Carry, column: str
+def _unpack(
+    pages: frozenset[bytes],
+    names: list[str],
+    dropped: U64,
+    column: str = "",
+    values: Callable[[pa.RecordBatch], pa.Array] | None = None,
 ) -> MapArrow:
+    """Return what makes rows of pages, with one more ``column`` where there are ``values``."""
+
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for data in counted_pages(batches, "data", pages):
             for packed in ipc_to_rows(data.as_buffer()):
                 rows = keep_rows(packed, dropped)
-                ids = rows.column(EMITTED_ID).to_numpy(zero_copy_only=True)
-                carriers = make_carriers(carry.roots_for(roots_of(rows)), ids, carry.incarnation)
-                yield rows.select(names).append_column(column, carriers)
+                kept = rows.select(names)
+                yield kept if values is None else kept.append_column(column, values(rows))
 
     return unpack
 
@@ -526,13 +483,8 @@ def _unpack_carried(
 def _pick_source(pages: frozenset[bytes], roots: U64) -> MapArrow:
     def pick(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for data in counted_pages(batches, "source", pages):
-            if not data.is_valid:
-                continue
-            kept = [
-                rows.filter(pa.array(np.isin(roots_of(rows), roots)))
-                for rows in ipc_to_rows(data.as_buffer())
-            ]
-            packed = rows_to_ipc(kept)
+            stored = ipc_to_rows(data.as_buffer() if data.is_valid else None)
+            packed = rows_to_ipc(rows.filter(pa.array(np.isin(roots_of(rows), roots))) for rows in stored)
             if packed is not None:
                 schema = pa.schema([PAGE_SCHEMA.field("source")])
                 yield pa.RecordBatch.from_arrays([binary_value(packed)], schema=schema)

@@ -67,8 +67,6 @@ def numbers_of_partitions(count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Spread:
-    """Rows go to the partition that the hash of ``columns`` names, of ``partitions``."""
-
     columns: tuple[str, ...]
     partitions: int
 
@@ -140,7 +138,6 @@ class StagePlan:
 
     @property
     def keeps_source(self) -> bool:
-        """Whether rows can fail behind the first stage, which then has to keep its source rows."""
         return len(self.stages) > 1
 
 
@@ -224,7 +221,6 @@ class RootGiver:
     shards: int
 
     def roots(self, partition: int, first_ordinal: int, n: int) -> U64:
-        """Return the roots of ``n`` rows of ``partition`` from ``first_ordinal`` on."""
         persister = FTPersister(self.query, self.run, self.shard, self.shards)
         return persister.roots(self.source, self.batch, partition, first_ordinal, n)
 
@@ -233,13 +229,16 @@ class RootGiver:
 class StageTask:
     """One stage's work on one partition.
 
-    ``giver`` is None behind the first stage, where `FT` names every row's root. ``again`` is the number
-    of times a failing record of a batch that is run again is tried in place before it counts as failed.
-    ``emits`` is the operator whose rows are handed on with ids of their own, or "". ``carrier`` names the
-    column that brought the ids of rows resumed from another query: a row's root within this query is
-    then its record id. ``tried`` is what is known of delivered rows behind the first stage. ``watch`` notes all roots
-    seen and sent, to find what a transform lost. ``exact`` sends single ids beside their folded values. ``spread``
-    sorts the rows into pages by the partition they go to next.
+    Attributes:
+        giver: None behind the first stage, where `FT` names every row's root.
+        again: how often a failing record of a batch that is run again is tried in place before it counts as failed.
+        emits: the operator whose rows are handed on with ids of their own, or "".
+        carrier: the column that brought the ids of rows resumed from another query: a row's root within this query is
+            then its record id.
+        watch: note all roots seen and sent, to find what a transform lost.
+        exact: send single ids beside their folded values.
+        spread: sorts the rows into pages by the partition they go to next.
+        tried: what is known of delivered rows behind the first stage.
     """
 
     functions: tuple[FunctionStep, ...]
@@ -287,11 +286,15 @@ class StageTask:
         """Run the functions; again in place, or in a child process, where the task says so."""
         result = self._run_once(rows, known)
         for _ in range(self.again):
-            failed = sorted({failure.row for failure in result.failures if _may_pass_now(failure)})
-            if not failed:
+            places = np.unique([failure.row for failure in result.failures if _may_pass_now(failure)])
+            if not len(places):
                 break
-            again = self._run_once(rows.take(pa.array(failed)), known.take(np.array(failed)))
-            result = _merge_retry(result, failed, again)
+            retry = self._run_once(rows.take(pa.array(places)), known.take(places))
+            # The outcome of trying these rows again takes the place of their first one.
+            batches = result.batches + [(rows, places[parents]) for rows, parents in retry.batches]
+            failures = [failure for failure in result.failures if not _may_pass_now(failure)]
+            failures += [replace(failure, row=int(places[failure.row])) for failure in retry.failures]
+            result = ChainResult(batches, failures)
         return result
 
     def _run_once(self, rows: pa.RecordBatch, known: Tries) -> ChainResult:
@@ -327,16 +330,6 @@ def task_place() -> str:
 def _may_pass_now(failure: RowFailure) -> bool:
     """Whether trying again at once makes sense: not for what is dead, nor for what asked for a pause."""
     return not failure.fatal and failure.after_ms is None
-
-
-def _merge_retry(result: ChainResult, failed: list[int], retry: ChainResult) -> ChainResult:
-    """Put the outcome of trying the rows ``failed`` again in the place of their first one."""
-    places = np.array(failed, np.int64)
-    batches = result.batches + [(rows, places[parents]) for rows, parents in retry.batches]
-    failures = [failure for failure in result.failures if not _may_pass_now(failure)]
-    for failure in retry.failures:
-        failures.append(replace(failure, row=int(places[failure.row])))
-    return ChainResult(batches, failures)
 
 
 class _Page:
@@ -497,13 +490,15 @@ class _Page:
         if self._offsets:
             offsets = np.concatenate(self._offsets)
             delivered = (int(offsets.min()), int(offsets.max()))
-        roots, values = _fold(self._emitted)
+        parents, ids = (_join([pair[side] for pair in self._emitted]) for side in (0, 1))
+        roots, values = xor_fold_by_root(parents, ids)
+        packed = rows_to_ipc(self._failed_rows)
         head = PageHead(
             rows_in=self._rows_in,
             rows_out=len(roots_out),
             failures=tuple(self._failures),
             tracebacks=tuple(self._tracebacks),
-            failed_rows=_packed(rows_to_ipc(self._failed_rows)),
+            failed_rows=None if packed is None else packed.to_pybytes(),
             delivered=delivered,
             delivered_roots=_column(self._delivered, "root"),
             delivered_origins=_column(self._delivered, "origin"),
@@ -513,8 +508,8 @@ class _Page:
             sent_roots=np.unique(roots_out).tobytes() if watch else b"",
             emitted_roots=roots.tobytes(),
             emitted_values=values.tobytes(),
-            emitted_parents=_join([part for part, _ in self._emitted]).tobytes() if exact else b"",
-            emitted_ids=_join([part for _, part in self._emitted]).tobytes() if exact else b"",
+            emitted_parents=parents.tobytes() if exact else b"",
+            emitted_ids=ids.tobytes() if exact else b"",
             place=self._place,
         )
         spread = self._task.spread
@@ -537,16 +532,8 @@ def _known_roots(ft: pa.Array) -> U64:
     return roots
 
 
-def _packed(data: pa.Buffer | None) -> bytes | None:
-    return None if data is None else data.to_pybytes()
-
-
 def _column(marks: list[np.ndarray[tuple[int], np.dtype[np.void]]], name: str) -> bytes:
     return _join([part[name].astype(np.uint64) for part in marks]).tobytes()
-
-
-def _fold(emitted: list[tuple[U64, U64]]) -> tuple[U64, U64]:
-    return xor_fold_by_root(_join([roots for roots, _ in emitted]), _join([ids for _, ids in emitted]))
 
 
 def _join(parts: list[U64]) -> U64:

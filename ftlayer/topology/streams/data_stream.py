@@ -14,31 +14,11 @@ import pyarrow as pa
 
 from ftlayer.checkpoint.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.checkpoint.options import OnFailure
-from ftlayer.common.checks import (
-    Duration,
-    Unstarted,
-    UserFacing,
-    check_bool,
-    check_choice,
-    check_function,
-    check_int,
-    check_text,
-    duration_ms,
-    rate_per_second,
-)
+from ftlayer.common import checks
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.failures import FailureOptions, RetryRules, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Process, result_schema
-from ftlayer.records.partitioning import (
-    Broadcast,
-    Custom,
-    Forward,
-    Global,
-    HashByKey,
-    Partitioner,
-    Rebalance,
-    Shuffle,
-)
+from ftlayer.records import partitioning
 from ftlayer.records.traced import KeySelector
 from ftlayer.topology.checks import check_key, check_process, key_types, schema_difference
 from ftlayer.topology.connectors import Options, Schema, open_sink
@@ -74,13 +54,8 @@ def rules_in(options: FunctionOptions, method: str) -> RetryRules:
     """Return the rules of failures that ``options`` have; `ConfigError` names the ``method``."""
     if method in ("filter", "sink") and options.get("extra_keys") is not None:
         raise ConfigError(f"{method}: extra_keys: it is of operators that return records")
-    return rules_of(
-        options.get("retry_on"),
-        options.get("dead_on"),
-        method,
-        options.get("max_failing"),
-        options.get("extra_keys"),
-    )
+    retry_on, dead_on = options.get("retry_on"), options.get("dead_on")
+    return rules_of(retry_on, dead_on, method, options.get("max_failing"), options.get("extra_keys"))
 
 
 _SHOW = ".sink(lambda batch: print(batch.to_pylist())), then .execute() of the StreamEnvironment"
@@ -110,7 +85,7 @@ WORDS = {
 """What Flink's and Spark's users look for, and what there is."""
 
 
-class DataStream(UserFacing, words=WORDS):
+class DataStream(checks.UserFacing, words=WORDS):
     """Records of one schema, from one operator or (`union`) several.
 
     Attributes:
@@ -118,14 +93,11 @@ class DataStream(UserFacing, words=WORDS):
     """
 
     def __init__(self, graph: GraphDraft, legs: tuple[Leg, ...], schema: pa.Schema) -> None:
-        """For `GraphBuilder` and the streams; ``legs`` are the outputs of ``graph`` that it consists of.
-
-        Begin with `GraphBuilder.source`.
-        """
+        """For `GraphBuilder` and the streams; ``legs`` are the outputs of ``graph`` that it consists of."""
         self._graph = graph
         self._legs = legs
         self.schema = schema
-        self._unstarted: Unstarted | None = None
+        self._unstarted: checks.Unstarted | None = None
 
     def __repr__(self) -> str:
         columns = ", ".join(f"{field.name} {field.type}" for field in self.schema)
@@ -146,19 +118,19 @@ class DataStream(UserFacing, words=WORDS):
         ``rate_limit``, here and below, is how many records a second each subtask takes, replays among them; None: as
         many as come. Those of an earlier second that were not used are lost, save for a tenth of a second's.
         """
-        check_function(function, "map", takes=1)
+        checks.check_function(function, "map", takes=1)
         return self._step(Map, "map", function, self._output(schema, "map"), options)
 
     def flat_map(
         self, function: Callable[[Any], Any], schema: Schema | None = None, **options: Unpack[RatedOptions]
     ) -> DataStream:
         """One record in, an iterable of any number of records out."""
-        check_function(function, "flat_map", takes=1, may_yield=True)
+        checks.check_function(function, "flat_map", takes=1, may_yield=True)
         return self._step(FlatMap, "flat_map", function, self._output(schema, "flat_map"), options)
 
     def filter(self, function: Callable[[Any], Any], **options: Unpack[RatedOptions]) -> DataStream:
         """Keep the records for which the function is true."""
-        check_function(function, "filter", takes=1)
+        checks.check_function(function, "filter", takes=1)
         return self._step(Filter, "filter", function, self.schema, options)
 
     def map_batches(
@@ -178,8 +150,8 @@ class DataStream(UserFacing, words=WORDS):
         A function that has a method ``result_schema(schema)``, as `ftlayer.sources.FromJson` has, says by it what its
         schema is, where none is given.
         """
-        check_function(function, "map_batches", takes=1)
-        check_choice(kind, "map_batches: kind", ("arrow", "pandas"))
+        checks.check_function(function, "map_batches", takes=1)
+        checks.check_choice(kind, "map_batches: kind", ("arrow", "pandas"))
         own = result_schema(function, self.schema) if schema is None else None
         to = self._output(schema, "map_batches") if own is None else own
         return self._step(MapBatches, "map_batches", function, to, options, kind, tagged)
@@ -190,7 +162,7 @@ class DataStream(UserFacing, words=WORDS):
         schema: Schema | None = None,
         *,
         in_flight: int = 200,
-        timeout: Duration = "5s",
+        timeout: checks.Duration = "5s",
         ordered: bool = True,
         **options: Unpack[RatedOptions],
     ) -> DataStream:
@@ -200,9 +172,9 @@ class DataStream(UserFacing, words=WORDS):
         when all its calls have ended; the slot waits for them. ``ordered`` False: records may leave a batch in another
         order than they came in; they never do as yet.
         """
-        check_bool(ordered, "map_async: ordered")
+        checks.check_bool(ordered, "map_async: ordered")
         to = self._output(schema, "map_async")
-        limit_ms = duration_ms(timeout, "map_async: timeout")
+        limit_ms = checks.duration_ms(timeout, "map_async: timeout")
         return self._step(MapAsync, "map_async", function, to, options, in_flight, limit_ms)
 
     def process(
@@ -219,8 +191,8 @@ class DataStream(UserFacing, words=WORDS):
     def assign_watermarks(
         self,
         column: str,
-        max_out_of_orderness: Duration = "1s",
-        idle: Duration | None = None,
+        max_out_of_orderness: checks.Duration = "1s",
+        idle: checks.Duration | None = None,
         **options: Unpack[OperatorOptions],
     ) -> DataStream:
         """Take each record's time from a column: a timestamp, or int64 milliseconds since 1970.
@@ -230,9 +202,11 @@ class DataStream(UserFacing, words=WORDS):
             max_out_of_orderness: how much older than the newest a record may be and still be in time.
             idle: a subtask without records for this long does not hold the others' time back; None: it does.
         """
-        check_text(column, "assign_watermarks: column", "the name of a column")
-        disorder = duration_ms(max_out_of_orderness, "assign_watermarks: max_out_of_orderness", least=0)
-        patience = None if idle is None else duration_ms(idle, "assign_watermarks: idle")
+        checks.check_text(column, "assign_watermarks: column", "the name of a column")
+        disorder = checks.duration_ms(
+            max_out_of_orderness, "assign_watermarks: max_out_of_orderness", least=0
+        )
+        patience = None if idle is None else checks.duration_ms(idle, "assign_watermarks: idle")
         return self._then(lambda uid: AssignWatermarks(uid, column, disorder, patience, self.schema), options)
 
     # ------------------------------------------------------------ several streams
@@ -264,15 +238,13 @@ class DataStream(UserFacing, words=WORDS):
         operator = self._graph.operator(leg.node)
         sides = dict(side_outputs_of(operator))
         if tag not in sides:
-            declared = (
-                f"it has {', '.join(map(repr, sides))}"
-                if sides
-                else "it has none (process(…, side={tag: schema}))"
-            )
-            raise InvalidTopologyError(f"{operator.uid!r} has no side output {tag!r}; {declared}")
+            names = ", ".join(map(repr, sides)) or "none (process(…, side={tag: schema}))"
+            raise InvalidTopologyError(f"{operator.uid!r} has no side output {tag!r}; it has {names}")
         return DataStream(self._graph, (replace(leg, tag=tag),), sides[tag])._waiting()
 
-    def iterate(self, max_wait: Duration = "5s", **options: Unpack[OperatorOptions]) -> IterativeStream:
+    def iterate(
+        self, max_wait: checks.Duration = "5s", **options: Unpack[OperatorOptions]
+    ) -> IterativeStream:
         """Begin an iteration: `IterativeStream.close_with` says what, once, comes back to here.
 
         Not with fault tolerance on. The operators behind it get this stream's records, and those that come back.
@@ -284,7 +256,7 @@ class DataStream(UserFacing, words=WORDS):
         """
         from ftlayer.topology.streams.keyed_stream import IterativeStream
 
-        max_wait_ms = duration_ms(max_wait, "iterate: max_wait")
+        max_wait_ms = checks.duration_ms(max_wait, "iterate: max_wait")
         leg = self._add(lambda uid: IterationHead(uid, max_wait_ms, self.schema), options)
         return IterativeStream(self._graph, (leg,), self.schema)
 
@@ -308,29 +280,31 @@ class DataStream(UserFacing, words=WORDS):
                     "make a column of it in a map before"
                 )
         selector = check_key(columns, self.schema, what)
-        keyed = KeyedStream(self._graph, self._legs_by(HashByKey(selector)), self.schema, columns)
+        keyed = KeyedStream(
+            self._graph, self._legs_by(partitioning.HashByKey(selector)), self.schema, columns
+        )
         return keyed._waiting()
 
     def forward(self) -> DataStream:
         """Send to the subtask of the same number: the next operator needs the same parallelism."""
-        return self._by(Forward())
+        return self._by(partitioning.Forward())
 
     def rebalance(self) -> DataStream:
         """Send to the subtasks in turn."""
-        return self._by(Rebalance())
+        return self._by(partitioning.Rebalance())
 
     def shuffle(self, seed: int = 0) -> DataStream:
         """Send each record to a random subtask, drawn from its id and ``seed`` (0 to 2**64-1)."""
-        check_int(seed, "shuffle: seed", least=0, most=(1 << 64) - 1)
-        return self._by(Shuffle(seed))
+        checks.check_int(seed, "shuffle: seed", least=0, most=(1 << 64) - 1)
+        return self._by(partitioning.Shuffle(seed))
 
     def broadcast(self) -> DataStream:
         """Send a copy of each record to every subtask."""
-        return self._by(Broadcast())
+        return self._by(partitioning.Broadcast())
 
     def global_(self) -> DataStream:
         """Send every record to the first subtask."""
-        return self._by(Global())
+        return self._by(partitioning.Global())
 
     def partition_custom(self, function: Callable[[Any, int], int], *columns: str) -> DataStream:
         """Send where ``function(key, channels)`` says: a channel in 0..channels-1. It has to be pure.
@@ -338,7 +312,7 @@ class DataStream(UserFacing, words=WORDS):
         The key is the value of ``columns``, a tuple of several. Raises `ConfigError` for one that is not there.
         """
         what = f"partition_custom behind {self._described()}"
-        check_function(function, what, takes=2)
+        checks.check_function(function, what, takes=2)
         if not columns:
             raise ConfigError(f"{what}: name at least one column; there are {', '.join(self.schema.names)}")
         try:
@@ -346,7 +320,7 @@ class DataStream(UserFacing, words=WORDS):
             key_types(self.schema, columns)
         except ConfigError as error:
             raise ConfigError(f"{what}: {error}") from error
-        return self._by(Custom(selector, function))
+        return self._by(partitioning.Custom(selector, function))
 
     # ------------------------------------------------------------ the operator that made this stream
 
@@ -401,7 +375,7 @@ class DataStream(UserFacing, words=WORDS):
         sink: Any,
         *,
         options: Options | None = None,
-        every: Duration = "1s",
+        every: checks.Duration = "1s",
         max_rows: int = 10_000,
         **operator: Unpack[FunctionOptions],
     ) -> None:
@@ -417,8 +391,8 @@ class DataStream(UserFacing, words=WORDS):
         Raises:
             ConfigError: what cannot be a sink.
         """
-        every_ms = duration_ms(every, "sink: every")
-        check_int(max_rows, "sink: max_rows", least=1)
+        every_ms = checks.duration_ms(every, "sink: every")
+        checks.check_int(max_rows, "sink: max_rows", least=1)
         rules = rules_in(operator, "sink")
         connector = open_sink(sink, self.schema, options, every_ms, max_rows)
         self._add(lambda uid: Sink(uid, connector, self.schema, rules), operator)
@@ -457,17 +431,16 @@ class DataStream(UserFacing, words=WORDS):
     ) -> DataStream:
         """Return the output of a step of ``kind``, which takes ``own`` and ``more`` besides."""
         rules = rules_in(options, method)
-        rate = rate_per_second(options.get("rate_limit"), f"{method}: rate_limit")
-        return self._then(
-            lambda uid: kind(uid, function, schema, *own, rules=rules, rate_limit=rate, **more),
-            options,
-            others,
-        )
+        rate = checks.rate_per_second(options.get("rate_limit"), f"{method}: rate_limit")
+
+        def make(uid: str) -> Operator:
+            return kind(uid, function, schema, *own, rules=rules, rate_limit=rate, **more)
+
+        return self._then(make, options, others)
 
     def _then(
         self, make: Callable[[str], Operator], options: OperatorOptions, others: Sequence[DataStream] = ()
     ) -> DataStream:
-        """Return the output of the operator that ``make`` returns for a uid, behind this stream and ``others``."""
         leg = self._add(make, options, others)
         return DataStream(self._graph, (leg,), self._graph.operator(leg.node).schema)
 
@@ -475,33 +448,28 @@ class DataStream(UserFacing, words=WORDS):
         self, make: Callable[[str], Operator], options: OperatorOptions, others: Sequence[DataStream] = ()
     ) -> Leg:
         inputs = [self._taken(), *(other._taken() for other in others)]
-        return self._graph.add(
-            make,
-            inputs,
-            uid=options.get("uid"),
-            parallelism=options.get("parallelism"),
-            on_failure=options.get("on_failure"),
-        )
+        uid, parallelism = options.get("uid"), options.get("parallelism")
+        policy = options.get("on_failure")
+        return self._graph.add(make, inputs, uid=uid, parallelism=parallelism, on_failure=policy)
 
     def _output(self, schema: Schema | None, what: str) -> pa.Schema:
         return self.schema if schema is None else self._graph.schema(schema, what)
 
-    def _by(self, partitioner: Partitioner) -> DataStream:
+    def _by(self, partitioner: partitioning.Partitioner) -> DataStream:
         return DataStream(self._graph, self._legs_by(partitioner), self.schema)._waiting()
 
-    def _legs_by(self, partitioner: Partitioner) -> tuple[Leg, ...]:
+    def _legs_by(self, partitioner: partitioning.Partitioner) -> tuple[Leg, ...]:
         return tuple(replace(leg, partitioner=partitioner) for leg in self._taken())
 
     def _waiting(self) -> Self:
         """Return this stream, which no operator knows of: it says so where none is put behind it."""
-        self._unstarted = Unstarted(
+        self._unstarted = checks.Unstarted(
             "the stream that was made here was thrown away with nothing behind it. A method leaves its stream as it "
             "was: go on from what it returns"
         )
         return self
 
     def _taken(self) -> tuple[Leg, ...]:
-        """Return the outputs that it consists of, for what comes behind it."""
         if self._unstarted is not None:
             self._unstarted.settle()
         return self._legs

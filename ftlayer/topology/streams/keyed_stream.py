@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import pyarrow as pa
 
-from ftlayer.common.checks import LONGEST_MS, Duration, Unstarted, UserFacing, check_function, duration_ms
+from ftlayer.common import checks
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.aggregate_calls import Aggregate, given_aggregates
 from ftlayer.functions.aggregates import AggregatePlan, KeyedAggregate
@@ -94,7 +94,7 @@ class KeyedStream(DataStream, words=_KEYED_WORDS | WORDS):
         tolerance on. ``in_place=False`` says that ``function`` changes no aggregate that it is given: with a
         `FailurePolicy` none is copied then, and what it does change, a failing record leaves changed.
         """
-        check_function(function, "reduce", takes=2)
+        checks.check_function(function, "reduce", takes=2)
         kept: dict[str, Any] = {"volatile_state": volatile_state, "in_place": in_place}
         return self._step(Reduce, "reduce", function, self.schema, options, self.keys, **kept)
 
@@ -144,8 +144,8 @@ class KeyedStream(DataStream, words=_KEYED_WORDS | WORDS):
             return self._then(
                 lambda uid: KeyedAggregate(uid, plan, self.keys, plan.output, volatile_state, own), options
             )
-        check_function(create, "aggregate: create", takes=0)
-        check_function(add, "aggregate: add", takes=2)
+        checks.check_function(create, "aggregate: create", takes=0)
+        checks.check_function(add, "aggregate: add", takes=2)
         to = self._graph.schema(schema, "aggregate")
         kept: dict[str, Any] = {"volatile_state": volatile_state, "in_place": in_place}
         return self._step(Reduce, "aggregate", add, to, options, self.keys, create, **kept)
@@ -180,14 +180,14 @@ class KeyedStream(DataStream, words=_KEYED_WORDS | WORDS):
             )
         self._taken()
         said = "windows were made here and never used: call .reduce(…), .aggregate(…) or .process(…) on them"
-        return WindowedStream(self, windows, _unstarted=Unstarted(said))
+        return WindowedStream(self, windows, _unstarted=checks.Unstarted(said))
 
     def join(
         self,
         other: KeyedStream,
         *,
-        lower: Duration,
-        upper: Duration,
+        lower: checks.Duration,
+        upper: checks.Duration,
         function: Callable[[Any, Any], Any],
         schema: Schema,
         volatile_state: bool = False,
@@ -203,10 +203,10 @@ class KeyedStream(DataStream, words=_KEYED_WORDS | WORDS):
             raise InvalidTopologyError(
                 f"join: {other._described()} has no key; use key_by on both streams, with the same types"
             )
-        check_function(function, "join: function", takes=2)
+        checks.check_function(function, "join: function", takes=2)
         bounds = (
-            duration_ms(lower, "join: lower", least=-LONGEST_MS),
-            duration_ms(upper, "join: upper", least=-LONGEST_MS),
+            checks.duration_ms(lower, "join: lower", least=-checks.LONGEST_MS),
+            checks.duration_ms(upper, "join: upper", least=-checks.LONGEST_MS),
         )
         if bounds[0] > bounds[1]:
             raise ConfigError(f"join: no time lies between lower {lower!r} and upper {upper!r}")
@@ -217,13 +217,13 @@ class KeyedStream(DataStream, words=_KEYED_WORDS | WORDS):
         )
 
 
-class ConnectedStreams(UserFacing, words=_CONNECTED_WORDS):
+class ConnectedStreams(checks.UserFacing, words=_CONNECTED_WORDS):
     """Two streams in front of one operator. They share keys where both have some; otherwise there are none."""
 
     def __init__(self, left: DataStream, right: DataStream) -> None:
         self._left = left
         self._right = right
-        self._unstarted = Unstarted(f"streams were connected here and never used: {_CONNECTED}")
+        self._unstarted = checks.Unstarted(f"streams were connected here and never used: {_CONNECTED}")
 
     def __repr__(self) -> str:
         return f"ConnectedStreams({self._left!r}, {self._right!r})"

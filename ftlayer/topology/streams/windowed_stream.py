@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import pyarrow as pa
 
-from ftlayer.common.checks import (
-    LONGEST_MS,
-    Duration,
-    Unstarted,
-    UserFacing,
-    check_function,
-    duration_ms,
-    in_words,
-    known_options,
-)
+from ftlayer.common import checks
 from ftlayer.errors import ConfigError
 from ftlayer.functions.aggregate_calls import Aggregate, given_aggregates
 from ftlayer.functions.aggregates import AggregatePlan
@@ -41,34 +32,31 @@ if TYPE_CHECKING:
     from ftlayer.topology.streams.keyed_stream import KeyedStream
 
 
-@known_options
-def tumbling(size: Duration, *, offset: Duration = 0) -> Fixed:
+@checks.known_options
+def tumbling(size: checks.Duration, *, offset: checks.Duration = 0) -> Fixed:
     """Windows of one size, each beginning where the one before ends.
 
     They begin at multiples of ``size`` since 1970 (UTC), and ``offset`` later; ``tumbling("24h", offset="-1h")`` are
     days in UTC+1.
     """
-    size_ms = duration_ms(size, "tumbling: size")
-    return Fixed(size_ms, size_ms, duration_ms(offset, "tumbling: offset", least=-LONGEST_MS))
+    size_ms = checks.duration_ms(size, "tumbling: size")
+    return Fixed(size_ms, size_ms, checks.duration_ms(offset, "tumbling: offset", least=-checks.LONGEST_MS))
 
 
-@known_options
-def sliding(size: Duration, *, every: Duration, offset: Duration = 0) -> Fixed:
+@checks.known_options
+def sliding(size: checks.Duration, *, every: checks.Duration, offset: checks.Duration = 0) -> Fixed:
     """Windows of one size that overlap: one begins ``every`` so often. A record is in ``size / every`` of them.
 
     With ``every`` longer than ``size`` there are gaps between them; what falls into one is in no window.
     """
-    return Fixed(
-        duration_ms(size, "sliding: size"),
-        duration_ms(every, "sliding: every"),
-        duration_ms(offset, "sliding: offset", least=-LONGEST_MS),
-    )
+    size_ms, every_ms = checks.duration_ms(size, "sliding: size"), checks.duration_ms(every, "sliding: every")
+    return Fixed(size_ms, every_ms, checks.duration_ms(offset, "sliding: offset", least=-checks.LONGEST_MS))
 
 
-@known_options
-def session(gap: Duration) -> Session:
+@checks.known_options
+def session(gap: checks.Duration) -> Session:
     """Windows that begin with a key's record, and end when no other one of that key came for ``gap``."""
-    return Session(duration_ms(gap, "session: gap"))
+    return Session(checks.duration_ms(gap, "session: gap"))
 
 
 _WORDS = {
@@ -83,7 +71,7 @@ _WORDS = {
 
 
 @dataclass(frozen=True)
-class WindowedStream(UserFacing, words=_WORDS):
+class WindowedStream(checks.UserFacing, words=_WORDS):
     """A keyed stream cut into windows: `KeyedStream.window`. Nothing runs until one of the three last methods.
 
     Each of them gives one record a key and window, when the watermark reaches the window's end (a result's event
@@ -95,20 +83,20 @@ class WindowedStream(UserFacing, words=_WORDS):
     _windows: WindowKind
     _lateness_ms: int = 0
     _late_tag: str | None = None
-    _unstarted: Unstarted | None = field(default=None, compare=False)
+    _unstarted: checks.Unstarted | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
-        late = f"; {in_words(self._lateness_ms)} late" if self._lateness_ms else ""
+        late = f"; {checks.in_words(self._lateness_ms)} late" if self._lateness_ms else ""
         tag = f"; too late to {self._late_tag!r}" if self._late_tag else ""
         by = ", ".join(self._stream.keys)
         return f"WindowedStream({self._stream._described()} by {by}; {self._windows}{late}{tag})"
 
-    def allowed_lateness(self, lateness: Duration) -> WindowedStream:
+    def allowed_lateness(self, lateness: checks.Duration) -> WindowedStream:
         """Keep windows for so long behind their end, in event time, and emit them again for what still comes.
 
         Once for all the late records of a batch. Without it nothing is added to a window that was emitted.
         """
-        return replace(self, _lateness_ms=duration_ms(lateness, "allowed_lateness", least=0))
+        return replace(self, _lateness_ms=checks.duration_ms(lateness, "allowed_lateness", least=0))
 
     def late_to(self, tag: str) -> WindowedStream:
         """Send records whose windows are over to a side output (`DataStream.side_output`); else they are dropped."""
@@ -225,4 +213,4 @@ def _check(method: str, **functions: tuple[object, int]) -> None:
     optional = ("result", "merge")
     for name, (function, takes) in functions.items():
         if function is not None or name not in optional:
-            check_function(function, f"{method}: {name}", takes=takes, may_yield=method == "process")
+            checks.check_function(function, f"{method}: {name}", takes=takes, may_yield=method == "process")

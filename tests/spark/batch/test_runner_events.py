@@ -101,7 +101,7 @@ def test_a_report_made_again_after_a_crash_has_the_names_of_the_first() -> None:
     for _ in range(2):
         said.append([])
         runner = SparkRunner(
-            *[Mock()] * 6, query="q", run="r", call_once=lambda event, name: said[-1].append((name, event))
+            *[Mock()] * 6, query="q", run_id="r", call_once=lambda event, name: said[-1].append((name, event))
         )
         runner.report(3, report)
     names = [[name for name, _ in events] for events in said]

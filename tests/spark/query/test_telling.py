@@ -16,6 +16,7 @@ from ftlayer.spark.query.writer import (
     RATE_MS,
     BatchHistory,
     BatchTraces,
+    QueryStart,
     QueryTelling,
     UntrackedQueryTelling,
     rates_of,
@@ -161,14 +162,7 @@ def telling(supervisor: Any) -> QueryTelling:
     log = BatchHistory(clock)
     run_batch(log, clock, 1)
     return QueryTelling(
-        supervisor,
-        log,
-        owner="3f2a",
-        source="orders",
-        run="run-1",
-        checkpoint="/chk",
-        links={"Spark UI": "http://x:4040"},
-        since_ms=7,
+        supervisor, log, QueryStart("3f2a", "orders", "/chk", {"Spark UI": "http://x:4040"}, 7, "run-1")
     )
 
 
@@ -223,9 +217,7 @@ def progress(batch: int, rows: int, *, ran: bool = True) -> dict[str, Any]:
 def test_a_query_that_is_not_tracked_is_told_by_sparks_progress(
     supervisor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    telling = UntrackedQueryTelling(
-        supervisor, Mock(), owner="orders", source="clicks", checkpoint="/c", links={}, since_ms=1_000
-    )
+    telling = UntrackedQueryTelling(supervisor, Mock(), QueryStart("orders", "clicks", "/c", {}, 1_000))
     supervisor.query.lastProgress = None
     details = telling.details(0, with_plan=True)
     AnnounceJob(details).check()

@@ -24,21 +24,9 @@ from ftlayer.runtime.acker_mode.task.range_source import RangeSourceTask
 from ftlayer.runtime.connectors.offset_reader import partition_index
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.handler import FTHandler, RecordIds, joined_values, origins_of
-from ftlayer.runtime.protocol.messages import (
-    PERSIST,
-    SETTLED,
-    AllowReplays,
-    Death,
-    Deploy,
-    EndReplays,
-    LetOut,
-    PauseIntake,
-    ReplayNow,
-    ResumeIntake,
-    counters_of,
-    exemplars_of,
-)
+from ftlayer.runtime.protocol import messages
 from ftlayer.runtime.slot.black_box import SlotBox
+from ftlayer.runtime.slot.rules import mode
 from ftlayer.runtime.slot.rules.events import (
     ModeInstruction,
     ModeWork,
@@ -52,34 +40,8 @@ from ftlayer.runtime.slot.rules.events import (
     SlotInstruction,
     TellCoordinator,
 )
-from ftlayer.runtime.slot.rules.mode import (
-    Instructions,
-    ModeAction,
-    ModeEvent,
-    SlotContext,
-    SlotMode,
-    SlotModeShell,
-    SlotParts,
-    misplaced,
-    rows_of_sources,
-)
 from ftlayer.runtime.slot.rules.subtask import Seat
-from ftlayer.runtime.task.actions import (
-    Acknowledge,
-    AskReplays,
-    CallRanges,
-    DataEnded,
-    FailRoots,
-    PeersAway,
-    PeersThere,
-    PersistRoots,
-    RangesAnswered,
-    RangesLost,
-    Replayed,
-    ReplaysOut,
-    RowsPersisted,
-    TaskEvent,
-)
+from ftlayer.runtime.task import actions
 from ftlayer.runtime.task.contract import RecordNotes, ReplayTask, TaskKey
 from ftlayer.vertex.calls import (
     AskRanges,
@@ -103,14 +65,14 @@ for that. A busy loop runs a few batches in it."""
 
 class AckBuffer:
     def __init__(self) -> None:
-        self._events: list[Acknowledge] = []
+        self._events: list[actions.Acknowledge] = []
         self._count = 0
         self._since_ms: int | None = None
 
     def __bool__(self) -> bool:
         return bool(self._events)
 
-    def add(self, event: Acknowledge, now_ms: int) -> None:
+    def add(self, event: actions.Acknowledge, now_ms: int) -> None:
         if not len(event.roots):
             return
         self._events.append(event)
@@ -133,17 +95,17 @@ class AckBuffer:
         """When the first one has waited long enough; None without any."""
         return None if self._since_ms is None else self._since_ms + MAX_WAIT_MS
 
-    def take(self) -> Acknowledge:
+    def take(self) -> actions.Acknowledge:
         events, self._events = self._events, []
         self._count, self._since_ms = 0, None
         if len(events) == 1:
             return events[0]
         values = joined_values((event.roots, event.values) for event in events)
         roots = np.concatenate([event.roots for event in events])
-        return Acknowledge(roots, values, _joined_ids(events))
+        return actions.Acknowledge(roots, values, _joined_ids(events))
 
 
-def _joined_ids(events: list[Acknowledge]) -> EventIds | None:
+def _joined_ids(events: list[actions.Acknowledge]) -> EventIds | None:
     """Return the ids of all events; None unless all of them have ids."""
     parts = [event.ids for event in events if event.ids is not None]
     if len(parts) < len(events):
@@ -180,7 +142,7 @@ class RangesCall(ModeInstruction):
 
 @fast_dataclass
 class XorCall(ModeInstruction):
-    event: Acknowledge
+    event: actions.Acknowledge
 
 
 @fast_dataclass
@@ -191,7 +153,7 @@ class FailCall(ModeInstruction):
 @fast_dataclass
 class TakeReplaysCall(ModeInstruction):
     key: TaskKey
-    ask: AskReplays
+    ask: actions.AskReplays
 
 
 class VertexRoom(Protocol):
@@ -210,14 +172,14 @@ PERSISTS_IN_FLIGHT = 16
 """A source reads on while this many of its batches, at most, wait for the vertex."""
 
 
-class AckerSlot(SlotMode):
+class AckerSlot(mode.SlotMode):
     """Of a job whose records the vertex follows."""
 
-    def __init__(self, vertex: VertexRoom, parts: SlotParts) -> None:
+    def __init__(self, vertex: VertexRoom, parts: mode.SlotParts) -> None:
         self.activity = 0
         self._vertex = vertex
         self._seating = parts.seating
-        self._rows = rows_of_sources(parts)
+        self._rows = mode.rows_of_sources(parts)
         self._seats = parts.seating.seats
         self._ranged = {
             key: seat.task for key, seat in self._seats.items() if isinstance(seat.task, RangeSourceTask)
@@ -230,40 +192,40 @@ class AckerSlot(SlotMode):
         # What sources have read last, and what their tickets stand for.
         self._read: dict[TaskKey, int] = {}
         self._numbers: dict[tuple[TaskKey, int], int] = {}
-        self._unasked: dict[TaskKey, AskReplays] = {}  # they wait for room
-        self._totals = dict.fromkeys(("persisted", "replayed", "failed", SETTLED), 0)
+        self._unasked: dict[TaskKey, actions.AskReplays] = {}  # they wait for room
+        self._totals = dict.fromkeys(("persisted", "replayed", "failed", messages.SETTLED), 0)
         self._persist_times: dict[str, Histogram] = {}
         self._paused = False
         self._away: set[int] = set()
 
-    def handle(self, event: ModeEvent, now: Now) -> Instructions:
+    def handle(self, event: mode.ModeEvent, now: Now) -> mode.Instructions:
         match event:
             case RootsAccepted():
                 return self._roots_accepted(event, now)
             case RangesCame(key, number, reply):
                 # Nothing to do is no activity.
                 counts = not isinstance(reply, RangesTold) or bool(reply.wanted)
-                return [RunTask(key, RangesAnswered(number, reply), counts=counts)]
+                return [RunTask(key, actions.RangesAnswered(number, reply), counts=counts)]
             case RangesRefused():
                 return self._ranges_refused(event)
             case ReplaysCame():
                 return [self._replays_came(event)]
-            case ReplayNow():
+            case messages.ReplayNow():
                 return self._run_replays(event, counts=False)
-            case PauseIntake():
+            case messages.PauseIntake():
                 self._paused = True
                 return self._run_replays(event, counts=False)
-            case ResumeIntake():
+            case messages.ResumeIntake():
                 self._paused = False
                 return [*self._run_replays(event, counts=False), *self._let_held_back()]
-            case AllowReplays(uid) | LetOut(uid):
+            case messages.AllowReplays(uid) | messages.LetOut(uid):
                 return [run for run in self._run_replays(event) if run.key[0] == uid]
-            case EndReplays():
+            case messages.EndReplays():
                 return self._run_replays(event)
             case _:
-                raise misplaced(event)
+                raise mode.misplaced(event)
 
-    def _roots_accepted(self, accepted: RootsAccepted, now: Now) -> Instructions:
+    def _roots_accepted(self, accepted: RootsAccepted, now: Now) -> mode.Instructions:
         key, ticket = accepted.key, accepted.ticket
         if key in self._ranged and ticket not in self._unaccepted[key]:
             return []  # of before the vertex was lost: registered anew since
@@ -272,16 +234,16 @@ class AckerSlot(SlotMode):
         root = int(roots[-1]) if len(roots) else 0
         times = self._persist_times.setdefault(key[0], Histogram())
         times.observe(accepted.took_s, root=root, at_ms=now.wall_ms)
-        return [RunTask(key, RowsPersisted(ticket, accepted.segment))]
+        return [RunTask(key, actions.RowsPersisted(ticket, accepted.segment))]
 
-    def _ranges_refused(self, refused: RangesRefused) -> Instructions:
+    def _ranges_refused(self, refused: RangesRefused) -> mode.Instructions:
         """The vertex was lost: what a source has registered there is registered anew."""
         key = refused.key
         if self._ranged[key].incarnation != refused.incarnation:
             return []
         self._unaccepted[key] = {}
         self._held_back = [call for call in self._held_back if call.key != key]
-        return [RunTask(key, RangesLost(refused.incarnation))]
+        return [RunTask(key, actions.RangesLost(refused.incarnation))]
 
     def _let_held_back(self) -> list[PersistCall]:
         calls, self._held_back = self._held_back, []
@@ -297,9 +259,9 @@ class AckerSlot(SlotMode):
         self._totals["replayed"] += rows
         self._seats[came.key].records_in += rows
         roots = tuple(batch.roots for batch in came.records)
-        return RunTask(came.key, Replayed(came.records, came.held), roots, counts=bool(rows))
+        return RunTask(came.key, actions.Replayed(came.records, came.held), roots, counts=bool(rows))
 
-    def _run_replays(self, event: TaskEvent, *, counts: bool = True) -> list[RunTask]:
+    def _run_replays(self, event: actions.TaskEvent, *, counts: bool = True) -> list[RunTask]:
         return [RunTask(seat.key, event, counts=counts) for seat in self._replaying()]
 
     def _replaying(self) -> list[Seat]:
@@ -307,13 +269,13 @@ class AckerSlot(SlotMode):
 
     # ------------------------------------------------------------ tasks
 
-    def act(self, seat: Seat, action: ModeAction, now_ms: int) -> Instructions:
+    def act(self, seat: Seat, action: mode.ModeAction, now_ms: int) -> mode.Instructions:
         match action:
-            case Acknowledge():
-                self._totals[SETTLED] += len(action.roots)
+            case actions.Acknowledge():
+                self._totals[messages.SETTLED] += len(action.roots)
                 self._acks.add(action, now_ms)
                 return self._due_acks(now_ms)
-            case PersistRoots(ticket, call):
+            case actions.PersistRoots(ticket, call):
                 self.activity += 1
                 asked = PersistCall(seat.key, ticket, call)
                 if self._paused and isinstance(call, Register) and not call.wanted:
@@ -323,34 +285,34 @@ class AckerSlot(SlotMode):
                 if seat.is_source and seat.key not in self._ranged:
                     self._numbers[seat.key, ticket] = self._read[seat.key]
                 return [asked]
-            case CallRanges(number, call):
+            case actions.CallRanges(number, call):
                 return [RangesCall(seat.key, number, call)]
-            case FailRoots(failures):
+            case actions.FailRoots(failures):
                 self._totals["failed"] += len(failures)
-                self._totals[SETTLED] += len(failures)
+                self._totals[messages.SETTLED] += len(failures)
                 return [FailCall(failures)]
-            case AskReplays():
+            case actions.AskReplays():
                 if seat.has_room:
                     return [TakeReplaysCall(seat.key, action)]
                 self._unasked[seat.key] = action
                 return []
-            case ReplaysOut():
+            case actions.ReplaysOut():
                 return [TellCoordinator(action)]
-            case DataEnded():
-                raise misplaced(action)
+            case actions.DataEnded():
+                raise mode.misplaced(action)
             case _:
                 assert_never(action)
 
-    def ran(self, seat: Seat, event: TaskEvent | ModeWork, now: Now) -> Instructions:
+    def ran(self, seat: Seat, event: actions.TaskEvent | ModeWork, now: Now) -> mode.Instructions:
         """See `SlotMode.ran`. Sends hold the roots of what is persisted from here on."""
-        if not isinstance(event, RowsPersisted):
+        if not isinstance(event, actions.RowsPersisted):
             return ()
         waiting = self._unaccepted[seat.key].items()
         self._unaccepted[seat.key] = {ticket: roots for ticket, roots in waiting if ticket != event.ticket}
         number = self._numbers.pop((seat.key, event.ticket), None)
         return () if number is None else [RowsDone(seat.key, number)]
 
-    def read(self, seat: Seat, read: RowsRead, now_ms: int) -> Instructions:
+    def read(self, seat: Seat, read: RowsRead, now_ms: int) -> mode.Instructions:
         if seat.key in self._ranged:
             return [RunTask(seat.key, read.rows), RowsDone(seat.key, read.number)]
         self._read[seat.key] = read.number
@@ -358,7 +320,7 @@ class AckerSlot(SlotMode):
 
     # ------------------------------------------------------------ time
 
-    def on_time(self, now: Now) -> Instructions:
+    def on_time(self, now: Now) -> mode.Instructions:
         """Let replays be asked for where there is room again, and acknowledgements go that are due."""
         return [*self._due_acks(now.mono_ms), *self._asks_with_room()]
 
@@ -371,7 +333,7 @@ class AckerSlot(SlotMode):
     def is_due(self, now_ms: int) -> bool:
         return bool(self._unasked) or self._acks.is_due(now_ms)
 
-    def rest(self, now_ms: int) -> Instructions:
+    def rest(self, now_ms: int) -> mode.Instructions:
         return self._due_acks(now_ms)
 
     @property
@@ -383,17 +345,17 @@ class AckerSlot(SlotMode):
 
     # ------------------------------------------------------------ peers
 
-    def peers_gone(self, slots: Collection[int]) -> Instructions:
+    def peers_gone(self, slots: Collection[int]) -> mode.Instructions:
         """Ask for no replays until all are back.
 
         They would have to wait for these slots, or end the next process if one of them has ended this one.
         """
         self._away.update(slots)
-        return self._run_replays(PeersAway(), counts=False)
+        return self._run_replays(actions.PeersAway(), counts=False)
 
-    def peers_replaced(self, slots: Collection[int]) -> Instructions:
+    def peers_replaced(self, slots: Collection[int]) -> mode.Instructions:
         self._away.difference_update(slots)
-        return [] if self._away else self._run_replays(PeersThere(), counts=False)
+        return [] if self._away else self._run_replays(actions.PeersThere(), counts=False)
 
     # ------------------------------------------------------------ what is known of it
 
@@ -432,10 +394,10 @@ class AckerSlot(SlotMode):
 
     def counters(self) -> dict[str, int]:
         """Return how many records were ``persisted``, ``replayed`` and ``failed``, and how long persisting took."""
-        return self._totals | counters_of(PERSIST, self._persist_times.copy())
+        return self._totals | messages.counters_of(messages.PERSIST, self._persist_times.copy())
 
     def exemplars(self) -> dict[str, Exemplar]:
-        return exemplars_of(PERSIST, self._persist_times.copy())
+        return messages.exemplars_of(messages.PERSIST, self._persist_times.copy())
 
     def held_roots(self) -> list[U64Array]:
         """See `SlotMode.held_roots`: what the vertex was asked to persist, and what it has not been told of."""
@@ -471,10 +433,10 @@ class AckerTracer:
         event = run.event
         if run.lineage is not None:
             self._worked(run, run.lineage, decided, start_ns, end_ns)
-        elif isinstance(event, Replayed):
+        elif isinstance(event, actions.Replayed):
             for records in event.records:
                 self._replayed(run.key, records.roots, records.origins, records.attempts, start_ns, end_ns)
-        elif isinstance(event, RowsPersisted):
+        elif isinstance(event, actions.RowsPersisted):
             self._persisted(run.key, event.ticket, decided, end_ns)
         for each in decided:
             if isinstance(each, PersistCall):
@@ -570,14 +532,14 @@ class AckerSlotFactory:
     client: VertexClient
     restarts_in_place = False
 
-    def instance(self, slot: SlotContext) -> AckerSlotShell:
+    def instance(self, slot: mode.SlotContext) -> AckerSlotShell:
         return AckerSlotShell(self.client, slot)
 
 
-class AckerSlotShell(SlotModeShell):
+class AckerSlotShell(mode.SlotModeShell):
     """Of a job whose records the vertex follows."""
 
-    def __init__(self, client: VertexClient, slot: SlotContext) -> None:
+    def __init__(self, client: VertexClient, slot: mode.SlotContext) -> None:
         self._client = client
         self._slot = slot
         self._graph = slot.order.graph
@@ -592,7 +554,7 @@ class AckerSlotShell(SlotModeShell):
     def touch_timeout_ms(self) -> int | None:
         return min((options.timeout_ms for _, options in self._graph.options), default=None)
 
-    def open(self, deploy: Deploy) -> AckerTaskMode:
+    def open(self, deploy: messages.Deploy) -> AckerTaskMode:
         """Declare the job's streams. Raises what `VertexClient.call` raises."""
         order = self._slot.order
         self._open_tracer(order.tracing)
@@ -630,7 +592,7 @@ class AckerSlotShell(SlotModeShell):
     def notes(self) -> RecordNotes:
         return self._box.notes
 
-    def rules(self, parts: SlotParts) -> AckerSlot:
+    def rules(self, parts: mode.SlotParts) -> AckerSlot:
         assert self._port is not None
         return AckerSlot(self._port, parts)
 
@@ -651,13 +613,13 @@ class AckerSlotShell(SlotModeShell):
             case TakeReplaysCall(key, ask):
                 self._port.take_replays(key, ask)
             case _:
-                raise misplaced(instruction)
+                raise mode.misplaced(instruction)
 
     def touch(self, roots: list[U64Array]) -> None:
         if self._port is not None and roots:
             self._port.touch(roots)
 
-    def deaths(self) -> tuple[Death, ...]:
+    def deaths(self) -> tuple[messages.Death, ...]:
         return self._box.deaths()
 
     def end(self, *, over: bool, stands: int) -> None:

@@ -19,15 +19,7 @@ import numpy as np
 
 from ftlayer.errors import IntakeTimeoutError, StaleIncarnationError
 from ftlayer.records.ids import U64Array, xor_fold_by_root
-from ftlayer.runtime.slot.rules.events import (
-    Event,
-    PartFailed,
-    RangesCame,
-    RangesRefused,
-    ReplaysCame,
-    RootsAccepted,
-    Wake,
-)
+from ftlayer.runtime.slot.rules import events
 from ftlayer.runtime.task.actions import Acknowledge, AskReplays
 from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.runtime.worker import Worker
@@ -164,7 +156,7 @@ class VertexPort:
         self,
         client: VertexClient,
         streams: tuple[tuple[str, calls.StreamOptions], ...],
-        post: Callable[[Event], None],
+        post: Callable[[events.Event], None],
         owner: str,
     ) -> None:
         """``streams``: all of the graph's, with their options. ``post`` puts into the loop's mailbox.
@@ -294,7 +286,7 @@ class VertexPort:
     def _persisted(self, order: PersistOrder, reply: calls.Reply) -> None:
         self._answered(order)
         segment = reply.segment if isinstance(reply, calls.Registered) else -1
-        self._post(RootsAccepted(order.key, order.ticket, time.monotonic() - order.asked_s, segment))
+        self._post(events.RootsAccepted(order.key, order.ticket, time.monotonic() - order.asked_s, segment))
 
     def _ranges_lost(self, order: PersistOrder) -> None:
         assert isinstance(order.call, calls.Register)
@@ -308,7 +300,7 @@ class VertexPort:
 
     def _refused(self, key: TaskKey, incarnation: int) -> None:
         self._reopen(incarnation)
-        self._post(RangesRefused(key, incarnation))
+        self._post(events.RangesRefused(key, incarnation))
 
     # ------------------------------------------------------------ xor
 
@@ -331,7 +323,7 @@ class VertexPort:
             if following is None:
                 self._xors -= 1
         if following is None:
-            self._post(Wake())
+            self._post(events.Wake())
         else:
             self._xorer.do(partial(self._submit_xor, following))
 
@@ -348,18 +340,18 @@ class VertexPort:
         finally:
             with self._lock:
                 self._others -= 1
-            self._post(Wake())
+            self._post(events.Wake())
 
     def _call_take(self, key: TaskKey, ask: AskReplays) -> None:
         answer = self._client.call(calls.TakeReplays(ask.stream, ask.limit, self._owner))
-        self._post(ReplaysCame(key, answer.batches, answer.held))
+        self._post(events.ReplaysCame(key, answer.batches, answer.held))
 
     def _call_ranges(
         self, key: TaskKey, number: int, call: calls.TakeOver | calls.AskRanges | calls.StoreRows
     ) -> None:
         ask: calls.AnsweredBy[calls.TakenOver | calls.RangesTold | calls.RowsStored] = call
         try:
-            self._post(RangesCame(key, number, self._client.call(ask)))
+            self._post(events.RangesCame(key, number, self._client.call(ask)))
         except StaleIncarnationError:
             assert not isinstance(call, calls.TakeOver)
             self._refused(key, call.incarnation)
@@ -402,7 +394,7 @@ class VertexPort:
             self._opened.set()
             with self._lock:
                 self._others -= 1
-            self._post(Wake())
+            self._post(events.Wake())
 
     def _open_streams(self) -> dict[str, calls.StreamOpened]:
         opened = {
@@ -414,4 +406,4 @@ class VertexPort:
         return opened
 
     def _failed(self, error: BaseException) -> None:
-        self._post(PartFailed(error))
+        self._post(events.PartFailed(error))

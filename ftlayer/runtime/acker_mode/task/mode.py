@@ -20,6 +20,7 @@ from ftlayer.runtime.acker_mode.task.range_source import RangeSourceTask
 from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
 from ftlayer.runtime.handler import Handler, XorHandler
 from ftlayer.runtime.protocol.elements import EndOfStream, Idle, LatencyMarker, RecordIds, Watermark
+from ftlayer.runtime.task import contract
 from ftlayer.runtime.task.actions import (
     Action,
     FailRoots,
@@ -35,15 +36,6 @@ from ftlayer.runtime.task.actions import (
     refused,
 )
 from ftlayer.runtime.task.chain_plan import ChainPlan
-from ftlayer.runtime.task.contract import (
-    BoolArray,
-    ChainCompanion,
-    ReplayTask,
-    Settled,
-    SinkBody,
-    Task,
-    ids_mask,
-)
 from ftlayer.runtime.task.emitter import Emitter, SinkLatencies, SourceMarkers, failures_of, reports
 from ftlayer.runtime.task.event_time import SplitMarks
 from ftlayer.runtime.task.mode import OpenSink
@@ -54,7 +46,7 @@ from ftlayer.topology.operators import Operator
 from ftlayer.vertex.calls import Failure, Persist
 
 
-class AckerCompanion(ChainCompanion):
+class AckerCompanion(contract.ChainCompanion):
     rest_ms: int | None = None
 
     def __init__(self, xor: XorHandler) -> None:
@@ -80,7 +72,7 @@ class _BatchAtSink:
     lineage: RecordIds
     row_record: I64Array
     first_row: int
-    open: BoolArray
+    open: contract.BoolArray
 
     @property
     def end_row(self) -> int:
@@ -141,7 +133,7 @@ class SettleQueue:
             self._publish()
         return Done(lineage, np.flatnonzero(without_rows))
 
-    def settle(self, settled: Settled) -> list[Done]:
+    def settle(self, settled: contract.Settled) -> list[Done]:
         """Take what the sink said; return what is done by it, batch by batch."""
         failures = [
             (self._settled + failure.row, failure)
@@ -180,7 +172,7 @@ class SettleQueue:
     def _publish(self) -> None:
         parts = []
         for waiting in self._waiting:
-            parts.append(waiting.lineage.roots[ids_mask(waiting.lineage, waiting.open)])
+            parts.append(waiting.lineage.roots[contract.ids_mask(waiting.lineage, waiting.open)])
         self.held = np.concatenate(parts) if parts else NO_ROOTS
 
 
@@ -193,7 +185,7 @@ class AckingSinkOutlet(Outlet):
 
     waiting = False
 
-    def __init__(self, handler: Handler, sink: SinkBody, uid: str, *, is_first: bool) -> None:
+    def __init__(self, handler: Handler, sink: contract.SinkBody, uid: str, *, is_first: bool) -> None:
         """``is_first``: see `AckerTaskMode`; a mistake in the program may show then."""
         self._handler = handler
         self._sink = sink
@@ -211,7 +203,7 @@ class AckingSinkOutlet(Outlet):
         alive = unharmed(records, passed.failures)
         rows = passed.outputs[MAIN]
         nothing = self._queue.empty
-        settled = Settled(0)
+        settled = contract.Settled(0)
         if rows.payload.num_rows:
             settled = self._sink.write(rows.payload, now.mono_ms)
         if nothing and settled.rows == rows.payload.num_rows and not settled.failures:
@@ -254,7 +246,7 @@ class AckingSinkOutlet(Outlet):
     def held(self) -> U64Array:
         return self._queue.held
 
-    def _settle(self, settled: Settled) -> None:
+    def _settle(self, settled: contract.Settled) -> None:
         done = self._queue.settle(settled)
         if self._may_be_wrong and settled.rows:
             tries = [each.lineage.tries for each in done if each.lineage.tries is not None]
@@ -262,7 +254,7 @@ class AckingSinkOutlet(Outlet):
         for each in done:
             self._done(each)
 
-    def _judge(self, settled: Settled, *, is_first: bool) -> None:
+    def _judge(self, settled: contract.Settled, *, is_first: bool) -> None:
         """End the job if the first rows ever that the sink is given show that the program is wrong."""
         failures = settled.failures
         self._may_be_wrong = False
@@ -523,17 +515,17 @@ class AckerTaskMode:
     def handler(self, uid: str) -> Handler:
         return self._make_handler(uid)
 
-    def source(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> Task:
+    def source(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> contract.Task:
         if not reads_again(graph.vertex(uid).operators[0]):
             return PersistingSourceTask(graph, uid, subtask, handler)
         assert self._holding is not None, "who holds its rows has no name"
         known = self._holding.known(uid, subtask)
         return RangeSourceTask(graph, uid, subtask, handler, self._holding.holder, known)
 
-    def replay(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> ReplayTask:
+    def replay(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> contract.ReplayTask:
         return StreamReplayTask(graph, uid, subtask, handler, self._options)
 
-    def chain(self, plan: ChainPlan) -> Task:
+    def chain(self, plan: ChainPlan) -> contract.Task:
         return plan.task(HeapBackend(), self._outlet(plan), AckerCompanion(plan.handler.xor))
 
     def _outlet(self, plan: ChainPlan) -> Outlet:

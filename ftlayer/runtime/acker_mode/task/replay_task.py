@@ -13,15 +13,8 @@ from ftlayer.errors import InvalidTopologyError
 from ftlayer.records.ids import U64Array, pack_tries
 from ftlayer.runtime.connectors.rows import misfit_schema
 from ftlayer.runtime.handler import Handler, RecordIds
+from ftlayer.runtime.protocol import messages
 from ftlayer.runtime.protocol.elements import EndOfStream
-from ftlayer.runtime.protocol.messages import (
-    AllowReplays,
-    EndReplays,
-    LetOut,
-    PauseIntake,
-    ReplayNow,
-    ResumeIntake,
-)
 from ftlayer.runtime.task.actions import (
     Action,
     AskReplays,
@@ -87,7 +80,7 @@ class StreamReplayTask:
 
     def handle(self, event: TaskEvent, now: Now) -> list[Action]:
         match event:
-            case TaskStart() | TimeCame() | ReplayNow():
+            case TaskStart() | TimeCame() | messages.ReplayNow():
                 return self._poll()
             case Replayed(records, held):
                 return self._answered(records, held, now)
@@ -97,18 +90,18 @@ class StreamReplayTask:
             case PeersThere():
                 self._on_hold = False
                 return self._poll()
-            case PauseIntake():
+            case messages.PauseIntake():
                 self._paused, self._group, self._kept, self._held = True, None, (), False
                 return []
-            case ResumeIntake():
+            case messages.ResumeIntake():
                 self._paused, self._group, self._kept, self._held = False, None, (), False
                 return self._poll()
-            case AllowReplays(_, group, limit):
+            case messages.AllowReplays(_, group, limit):
                 self._group = _ReplayGroup(group, limit)
                 return self._ask_for(self._group)
-            case LetOut(_, group):
+            case messages.LetOut(_, group):
                 return self._let_out(group)
-            case EndReplays():
+            case messages.EndReplays():
                 # Behind the answer that is under way.
                 self._ending = True
                 return [] if self._asked else self._ended()

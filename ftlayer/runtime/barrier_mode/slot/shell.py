@@ -31,29 +31,13 @@ from ftlayer.functions.chains.firing import never
 from ftlayer.functions.failures import raise_signalled, this_process
 from ftlayer.records.partitioning import groups_of
 from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel, put_in_flight
-from ftlayer.runtime.barrier_mode.slot.rules.barriers import (
-    BeginSnapshot,
-    CancelSnapshot,
-    CheckpointParts,
-    DropFiles,
-    GiveUpSnapshot,
-    KeepFiles,
-    ReleaseSnapshot,
-    SnapshotCaptured,
-)
+from ftlayer.runtime.barrier_mode.slot.rules import barriers
 from ftlayer.runtime.barrier_mode.slot.rules.slot_half import BarrierSlot
 from ftlayer.runtime.barrier_mode.task.chain_suspects import ChainSuspects
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode, Checkpointed, PendingSnapshot
 from ftlayer.runtime.connectors.sinks import open_sink
+from ftlayer.runtime.protocol import messages
 from ftlayer.runtime.protocol.elements import CheckpointPlan
-from ftlayer.runtime.protocol.messages import (
-    Conviction,
-    Death,
-    Deploy,
-    FromSlot,
-    SubtaskAcked,
-    SubtaskDeclined,
-)
 from ftlayer.runtime.slot.black_box import SlotBox
 from ftlayer.runtime.slot.rules.events import Event, ModeInstruction, SnapshotOver
 from ftlayer.runtime.slot.rules.mode import SlotContext, SlotModeShell, SlotParts, misplaced
@@ -107,7 +91,7 @@ class SnapshotRunner:
         self,
         storage: SlotStorage,
         subtasks: int,
-        send: Callable[[FromSlot], None],
+        send: Callable[[messages.FromSlot], None],
         post: Callable[[Event], None],
     ) -> None:
         """``subtasks`` is how many the slot has; ``send`` reaches the coordinator, ``post`` the loop's mailbox."""
@@ -139,7 +123,7 @@ class SnapshotRunner:
             self._jobs.put(lambda: self._write_channels(part, channels, times))
 
     def give_up(self, key: TaskKey, checkpoint: int, reason: str) -> None:
-        self._send(SubtaskDeclined(checkpoint, *key, reason, counts=False))
+        self._send(messages.SubtaskDeclined(checkpoint, *key, reason, counts=False))
         self.cancel(key, checkpoint)
 
     def cancel(self, key: TaskKey, checkpoint: int) -> None:
@@ -245,7 +229,7 @@ class SnapshotRunner:
             for part, whole in mine:
                 if not part.cancelled:
                     self._latest[part.key] = max(checkpoint, self._latest.get(part.key, 0))
-                    self._send(SubtaskAcked(checkpoint, whole))
+                    self._send(messages.SubtaskAcked(checkpoint, whole))
                 self._over(part)
 
     def _decline(self, part: _SubtaskSnapshot, error: BaseException) -> None:
@@ -257,7 +241,7 @@ class SnapshotRunner:
             reason = text_of(error) if isinstance(error, CheckpointError) else described(error)
             final = lasting(error)
             code = "" if final is None else final.code
-            declined = SubtaskDeclined(
+            declined = messages.SubtaskDeclined(
                 part.barrier.checkpoint, *part.key, reason, True, code, is_programs(error)
             )
             self._send(declined)
@@ -295,9 +279,9 @@ class Suspecting:
             slot, directory, [vertex.uid for vertex in graph.vertices if vertex.failures is not None]
         )
         self._armed = False
-        self._convictions: tuple[Conviction, ...] = ()
+        self._convictions: tuple[messages.Conviction, ...] = ()
 
-    def begin(self, deploy: Deploy) -> None:
+    def begin(self, deploy: messages.Deploy) -> None:
         self._convictions = deploy.convictions
         self._armed = self.box.open() and deploy.armed
 
@@ -339,7 +323,7 @@ class BarrierSlotShell(SlotModeShell):
         self._restored: Restore | None = None  # what it begins with
         self._suspecting = Suspecting(slot, plan.config.state_directory)
 
-    def open(self, deploy: Deploy) -> BarrierTaskMode:
+    def open(self, deploy: messages.Deploy) -> BarrierTaskMode:
         order, plan = self._slot.order, self._plan
         self._restored = deploy.restore
         storage = slot_storage(
@@ -371,7 +355,7 @@ class BarrierSlotShell(SlotModeShell):
         self.snapshots = SnapshotRunner(
             opened.storage, len(parts.seating.seats), self._slot.tell, self._slot.post
         )
-        checkpoints = CheckpointParts(self._plan.config, opened.checkpointed, stopwatch_ms)
+        checkpoints = barriers.CheckpointParts(self._plan.config, opened.checkpointed, stopwatch_ms)
         rules = self._rules = BarrierSlot(checkpoints, parts)
         if self._restored is not None:
             read = partial(_read, opened.storage, self._restored.location)
@@ -386,24 +370,24 @@ class BarrierSlotShell(SlotModeShell):
         snapshots = self.snapshots
         assert snapshots is not None
         match instruction:
-            case BeginSnapshot(key, barrier, pending):
+            case barriers.BeginSnapshot(key, barrier, pending):
                 snapshots.begin(key, barrier, pending)
-            case SnapshotCaptured(key, checkpoint, channels, times):
+            case barriers.SnapshotCaptured(key, checkpoint, channels, times):
                 snapshots.captured(key, checkpoint, channels, times)
-            case GiveUpSnapshot(key, checkpoint, reason):
+            case barriers.GiveUpSnapshot(key, checkpoint, reason):
                 snapshots.give_up(key, checkpoint, reason)
-            case CancelSnapshot(key, checkpoint):
+            case barriers.CancelSnapshot(key, checkpoint):
                 snapshots.cancel(key, checkpoint)
-            case ReleaseSnapshot(key, checkpoint):
+            case barriers.ReleaseSnapshot(key, checkpoint):
                 snapshots.over(key, checkpoint)
-            case KeepFiles(checkpoint):
+            case barriers.KeepFiles(checkpoint):
                 snapshots.completed(checkpoint)
-            case DropFiles(checkpoint):
+            case barriers.DropFiles(checkpoint):
                 snapshots.aborted(checkpoint)
             case _:
                 raise misplaced(instruction)
 
-    def deaths(self) -> tuple[Death, ...]:
+    def deaths(self) -> tuple[messages.Death, ...]:
         return self._suspecting.box.deaths()
 
     def damaged(self, error: BaseException) -> int:

@@ -46,7 +46,7 @@ from ftlayer.runtime.barrier_mode.task.failing.attempts import (
 )
 from ftlayer.runtime.connectors.offset_reader import partition_index
 from ftlayer.runtime.handler import Handler, NonFTHandler
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, EndOfStream, Idle, LatencyMarker, Watermark
+from ftlayer.runtime.protocol import elements
 from ftlayer.runtime.protocol.messages import EndTasks
 from ftlayer.runtime.task.actions import (
     Action,
@@ -412,10 +412,10 @@ class RowsToSink(Outlet):
         self._attempts.ended(given, self._sink.write(given.payload, now.mono_ms).failures, now)
         return []
 
-    def mark(self, mark: Watermark | Idle | EndOfStream) -> list[Action]:
+    def mark(self, mark: elements.Watermark | elements.Idle | elements.EndOfStream) -> list[Action]:
         return [*self._emitter.mark(mark)]
 
-    def marker(self, marker: LatencyMarker, now: Now) -> list[Action]:
+    def marker(self, marker: elements.LatencyMarker, now: Now) -> list[Action]:
         self.latencies.came(marker, now)
         return []
 
@@ -594,9 +594,9 @@ class CheckpointedSourceTask:
             case SourceRows():
                 return self._read(event, now)
             case SourceOver():
-                return [*self._emitter.mark(Watermark(MAX_TIME_MS))]
+                return [*self._emitter.mark(elements.Watermark(elements.MAX_TIME_MS))]
             case EndTasks():
-                return [*self._emitter.mark(EndOfStream()), TaskEnded()]
+                return [*self._emitter.mark(elements.EndOfStream()), TaskEnded()]
             case TaskStart() | TimeCame():
                 return []
             case _:

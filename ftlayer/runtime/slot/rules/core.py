@@ -21,25 +21,8 @@ from ftlayer.records.ids import U64Array
 from ftlayer.runtime.handler import RecordIds
 from ftlayer.runtime.protocol.channel_frames import ElementCodec, decode_grants, is_limits
 from ftlayer.runtime.protocol.elements import Barrier, Batch
+from ftlayer.runtime.slot.rules import events
 from ftlayer.runtime.slot.rules.credit import MAX_WAIT_MS, Crediting
-from ftlayer.runtime.slot.rules.events import (
-    CreditCame,
-    FrameCame,
-    Grant,
-    ModeWork,
-    PeerBroke,
-    PeerReached,
-    PeersGone,
-    PeersReplaced,
-    Rest,
-    RowsRead,
-    RunTask,
-    SlotInstruction,
-    SlotStarted,
-    SourceEnded,
-    TimePassed,
-    Turn,
-)
 from ftlayer.runtime.slot.rules.mode import ModeEvent, OpenRules, SlotParts
 from ftlayer.runtime.slot.rules.outgoing import Outgoing, RemoteOutput
 from ftlayer.runtime.slot.rules.subtask import Seat, counters_of, exemplars_of, seat_tasks
@@ -112,22 +95,22 @@ class Turns:
 
 
 Happening = (
-    FrameCame
-    | CreditCame
-    | TimePassed
-    | Turn
-    | Rest
-    | RowsRead
-    | SourceEnded
-    | SlotStarted
-    | PeerReached
-    | PeerBroke
-    | PeersGone
-    | PeersReplaced
+    events.FrameCame
+    | events.CreditCame
+    | events.TimePassed
+    | events.Turn
+    | events.Rest
+    | events.RowsRead
+    | events.SourceEnded
+    | events.SlotStarted
+    | events.PeerReached
+    | events.PeerBroke
+    | events.PeersGone
+    | events.PeersReplaced
     | ModeEvent
 )
 
-SlotEvent = RunTask | Happening
+SlotEvent = events.RunTask | Happening
 
 
 @fast_dataclass
@@ -179,7 +162,7 @@ class SlotCore:
 
     # ------------------------------------------------------------ events
 
-    def handle(self, event: SlotEvent, now: Now) -> list[SlotInstruction]:
+    def handle(self, event: SlotEvent, now: Now) -> list[events.SlotInstruction]:
         """Take an event; return what is to be done, in its order. User functions run in the course of `RunTask` alone.
 
         All that the events before have returned must be carried out by now, save runs and what follows them; when
@@ -188,12 +171,12 @@ class SlotCore:
         """
         if self._outgoing.handed:
             self._outgoing.carried_out()
-        if isinstance(event, RunTask):
+        if isinstance(event, events.RunTask):
             return self._run(event, now)
         instructions = self._decide(event, now)
         coming: tuple[U64Array, ...] = ()
         for each in instructions:
-            if isinstance(each, RunTask):
+            if isinstance(each, events.RunTask):
                 coming += each.roots
         self._coming = coming
         return instructions
@@ -203,43 +186,43 @@ class SlotCore:
         if self._outgoing.handed:
             self._outgoing.carried_out()
 
-    def _decide(self, event: Happening, now: Now) -> list[SlotInstruction]:
+    def _decide(self, event: Happening, now: Now) -> list[events.SlotInstruction]:
         match event:
-            case FrameCame(slot, _, data):
+            case events.FrameCame(slot, _, data):
                 self._frame_came(slot, data)
                 return []
-            case CreditCame(_, _, data):
+            case events.CreditCame(_, _, data):
                 tell = self._outgoing.limited if is_limits(data) else self._outgoing.granted
                 return [each for channel, size in decode_grants(data) for each in tell(channel, size)]
-            case TimePassed(cpu_ms):
+            case events.TimePassed(cpu_ms):
                 return self._tick(now, cpu_ms)
-            case Turn():
+            case events.Turn():
                 return self._turn(now)
-            case Rest():
+            case events.Rest():
                 # Credit and XORs are due a little later: at a low rate they would double the number of calls.
                 return [
                     *self._outgoing.flush(),
                     *self._give_back_due(now.mono_ms),
                     *self._mode.rest(now.mono_ms),
                 ]
-            case RowsRead(key, _, rows):
+            case events.RowsRead(key, _, rows):
                 seat = self._seating.seats[key]
                 seat.records_in += rows.payload.num_rows
                 return [*self._mode.read(seat, event, now.mono_ms)]
-            case SourceEnded(key):
+            case events.SourceEnded(key):
                 seat = self._seating.seats[key]
                 seat.reading = False
-                return [RunTask(key, SourceOver()), *self._mode.source_ended(seat)]
-            case SlotStarted():
-                return [RunTask(seat.key, TaskStart()) for seat in self._seats]
-            case PeerReached(slot):
+                return [events.RunTask(key, SourceOver()), *self._mode.source_ended(seat)]
+            case events.SlotStarted():
+                return [events.RunTask(seat.key, TaskStart()) for seat in self._seats]
+            case events.PeerReached(slot):
                 return [*self._outgoing.peer_up(slot)]
-            case PeerBroke(slot):
+            case events.PeerBroke(slot):
                 self._outgoing.peer_lost(slot)
                 return []
-            case PeersGone(slots):
+            case events.PeersGone(slots):
                 return self._peers_gone(slots)
-            case PeersReplaced(slots):
+            case events.PeersReplaced(slots):
                 return [*self._mode.peers_replaced(slots)]
             case _:
                 return [*self._mode.handle(event, now)]
@@ -254,9 +237,9 @@ class SlotCore:
         if isinstance(element, Barrier):
             self._mode.arrived(channel, element, data.size)
 
-    def _peers_gone(self, slots: tuple[int, ...]) -> list[SlotInstruction]:
+    def _peers_gone(self, slots: tuple[int, ...]) -> list[events.SlotInstruction]:
         self._activity += len(slots)
-        resets: list[SlotInstruction] = []
+        resets: list[events.SlotInstruction] = []
         for slot in slots:
             self._dropped += self._outgoing.drop_peer(slot)
             for channel, sender in self._seating.senders.items():
@@ -264,13 +247,13 @@ class SlotCore:
                     seat = self._seating.receivers[channel]
                     self._dropped += seat.inbox.drop(channel)
                     self._credit.forget(channel)
-                    resets.append(RunTask(seat.key, ChannelReset(channel)))
+                    resets.append(events.RunTask(seat.key, ChannelReset(channel)))
         return [*self._mode.peers_gone(slots), *resets]
 
     # ------------------------------------------------------------ running
 
-    def _tick(self, now: Now, cpu_ms: int) -> list[SlotInstruction]:
-        instructions: list[SlotInstruction] = [
+    def _tick(self, now: Now, cpu_ms: int) -> list[events.SlotInstruction]:
+        instructions: list[events.SlotInstruction] = [
             *self._outgoing.flush_aged(now.mono_ms, cpu_ms),
             *self._give_back_due(now.mono_ms),
             *self._mode.on_time(now),
@@ -279,10 +262,10 @@ class SlotCore:
             if seat.wake_ms is not None and seat.wake_ms <= now.mono_ms:
                 seat.wake_ms = None
                 seat.is_held = False
-                instructions.append(RunTask(seat.key, TimeCame(), counts=False))
+                instructions.append(events.RunTask(seat.key, TimeCame(), counts=False))
         return instructions
 
-    def _turn(self, now: Now) -> list[SlotInstruction]:
+    def _turn(self, now: Now) -> list[events.SlotInstruction]:
         seat = self._turns.next()
         if seat is None:
             return []
@@ -293,12 +276,14 @@ class SlotCore:
                 return []
         taken = seat.inbox.take(rows)
         channel, element = taken.channel, taken.element
-        instructions: list[SlotInstruction] = []
+        instructions: list[events.SlotInstruction] = []
         if taken.credit:
             instructions += self._credit.give_back(channel, taken.credit, now.mono_ms)
         if not isinstance(element, Batch):
             mark = self._mode.takes(seat, channel, element, now)
-            instructions += [RunTask(seat.key, ElementCame(channel, element))] if mark is None else mark
+            instructions += (
+                [events.RunTask(seat.key, ElementCame(channel, element))] if mark is None else mark
+            )
             return instructions
         seat.records_in += element.payload.num_rows
         if seat.bucket is not None:
@@ -306,17 +291,17 @@ class SlotCore:
         instructions += self._mode.worked(seat, taken.credit or taken.size, now.mono_ms)
         lineage = element.lineage
         roots = () if lineage is None else (lineage.roots,)
-        return [*instructions, RunTask(seat.key, ElementCame(channel, element), roots, lineage)]
+        return [*instructions, events.RunTask(seat.key, ElementCame(channel, element), roots, lineage)]
 
-    def _run(self, run: RunTask, now: Now) -> list[SlotInstruction]:
+    def _run(self, run: events.RunTask, now: Now) -> list[events.SlotInstruction]:
         seat = self._seating.seats[run.key]
         self.working = Working(seat.uid, seat.task, run.roots, now.mono_ms, run.lineage)
         self._coming = ()
-        if isinstance(run.event, ModeWork):
+        if isinstance(run.event, events.ModeWork):
             actions = self._mode.work(seat, run.event, now)
         else:
             actions = seat.task.handle(run.event, now)
-        instructions: list[SlotInstruction] = []
+        instructions: list[events.SlotInstruction] = []
         for action in actions:
             instructions += self._act(seat, action, now.mono_ms)
         self.working = None
@@ -324,7 +309,7 @@ class SlotCore:
         instructions += self._mode.ran(seat, run.event, now)
         return instructions
 
-    def _act(self, seat: Seat, action: Action, now_ms: int) -> Sequence[SlotInstruction]:
+    def _act(self, seat: Seat, action: Action, now_ms: int) -> Sequence[events.SlotInstruction]:
         match action:
             case Send(channel, element):
                 output = seat.outputs[channel]
@@ -344,7 +329,7 @@ class SlotCore:
                 return self._mode.act(seat, action, now_ms)
         return ()
 
-    def _give_back_due(self, now_ms: int) -> list[Grant]:
+    def _give_back_due(self, now_ms: int) -> list[events.Grant]:
         return self._credit.send_all() if self._is_credit_due(now_ms) else []
 
     def _is_credit_due(self, now_ms: int) -> bool:

@@ -14,40 +14,11 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.connectors.sinks import open_sink
+from ftlayer.runtime.protocol import messages
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import Barrier, Element, SlotOrder
-from ftlayer.runtime.protocol.messages import (
-    AllowReplays,
-    CheckpointAborted,
-    CheckpointCompleted,
-    Death,
-    Deploy,
-    EndReplays,
-    EndTasks,
-    FromSlot,
-    LetOut,
-    LoopWaits,
-    PauseIntake,
-    Readmit,
-    ReplayNow,
-    ResumeIntake,
-    TriggerCheckpoint,
-)
+from ftlayer.runtime.slot.rules import events
 from ftlayer.runtime.slot.rules.credit import Crediting
-from ftlayer.runtime.slot.rules.events import (
-    Event,
-    ModeInstruction,
-    ModeWork,
-    RangesCame,
-    RangesRefused,
-    ReplaysCame,
-    RootsAccepted,
-    RowsDone,
-    RowsRead,
-    RunTask,
-    SlotInstruction,
-    SnapshotOver,
-)
 from ftlayer.runtime.slot.rules.outgoing import Outgoing
 from ftlayer.runtime.slot.rules.subtask import Seat, Seating
 from ftlayer.runtime.task.actions import (
@@ -71,28 +42,30 @@ from ftlayer.vertex.calls import StreamOptions
 class RunTracer(Protocol):
     """Makes spans of runs. Called by the loop, behind each."""
 
-    def ran(self, run: RunTask, decided: Sequence[SlotInstruction], start_ns: int, end_ns: int) -> None:
+    def ran(
+        self, run: events.RunTask, decided: Sequence[events.SlotInstruction], start_ns: int, end_ns: int
+    ) -> None:
         """A task has run from ``start_ns`` to ``end_ns`` (Unix), and this was decided in its course."""
 
 
 ModeEvent = (
-    RootsAccepted
-    | ReplaysCame
-    | RangesCame
-    | RangesRefused
-    | ReplayNow
-    | PauseIntake
-    | ResumeIntake
-    | AllowReplays
-    | LetOut
-    | EndReplays
-    | TriggerCheckpoint
-    | CheckpointCompleted
-    | CheckpointAborted
-    | Readmit
-    | LoopWaits
-    | EndTasks
-    | SnapshotOver
+    events.RootsAccepted
+    | events.ReplaysCame
+    | events.RangesCame
+    | events.RangesRefused
+    | messages.ReplayNow
+    | messages.PauseIntake
+    | messages.ResumeIntake
+    | messages.AllowReplays
+    | messages.LetOut
+    | messages.EndReplays
+    | messages.TriggerCheckpoint
+    | messages.CheckpointCompleted
+    | messages.CheckpointAborted
+    | messages.Readmit
+    | messages.LoopWaits
+    | messages.EndTasks
+    | events.SnapshotOver
 )
 """What a mode alone understands."""
 
@@ -100,7 +73,7 @@ ModeAction = PersistRoots | CallRanges | Acknowledge | FailRoots | AskReplays | 
 """What a task decides that its mode carries out."""
 
 
-Instructions: TypeAlias = Sequence[SlotInstruction]
+Instructions: TypeAlias = Sequence[events.SlotInstruction]
 
 
 @dataclass(frozen=True)
@@ -125,7 +98,7 @@ class SlotMode:
 
     # ------------------------------------------------------------ tasks
 
-    def work(self, seat: Seat, work: ModeWork, now: Now) -> list[Action]:
+    def work(self, seat: Seat, work: events.ModeWork, now: Now) -> list[Action]:
         """Do a part of a task's work (see `RunTask`); returns what is to be done for it."""
         raise misplaced(work)
 
@@ -133,12 +106,12 @@ class SlotMode:
     def act(self, seat: Seat, action: ModeAction, now_ms: int) -> Instructions:
         """Carry out what a task has decided."""
 
-    def ran(self, seat: Seat, event: TaskEvent | ModeWork, now: Now) -> Instructions:
+    def ran(self, seat: Seat, event: TaskEvent | events.ModeWork, now: Now) -> Instructions:
         """A task has worked an event off, and what it decided is carried out."""
         return ()
 
     @abstractmethod
-    def read(self, seat: Seat, read: RowsRead, now_ms: int) -> Instructions:
+    def read(self, seat: Seat, read: events.RowsRead, now_ms: int) -> Instructions:
         """A source has read rows: have its task run, and say when they are done (`RowsDone`)."""
 
     def source_ended(self, seat: Seat) -> Instructions:
@@ -260,11 +233,11 @@ class SlotContext:
 
     order: Order
     instance: str
-    post: Callable[[Event], None]
-    tell: Callable[[FromSlot], None]
+    post: Callable[[events.Event], None]
+    tell: Callable[[messages.FromSlot], None]
     barrier_waits: Callable[[], bool]
 
-    def run_of(self, deploy: Deploy) -> str:
+    def run_of(self, deploy: messages.Deploy) -> str:
         """Name this instance's part in this run of the job: no other instance has the same."""
         return f"{deploy.run}/{self.instance}"
 
@@ -281,7 +254,7 @@ class SlotModeShell:
         return None
 
     @abstractmethod
-    def open(self, deploy: Deploy) -> TaskMode:
+    def open(self, deploy: messages.Deploy) -> TaskMode:
         """Open what the slot needs; return what its tasks are made by."""
 
     @abstractmethod
@@ -302,14 +275,14 @@ class SlotModeShell:
         """Return where a source's subtask begins to read, by partition."""
         return {}
 
-    def carry_out(self, instruction: ModeInstruction) -> None:
+    def carry_out(self, instruction: events.ModeInstruction) -> None:
         """Do what the mode's rules want done; waits for nothing."""
         raise misplaced(instruction)
 
     def touch(self, roots: list[U64Array]) -> None:
         """Start the time of roots again; any thread."""
 
-    def deaths(self) -> tuple[Death, ...]:
+    def deaths(self) -> tuple[messages.Death, ...]:
         """Return how earlier processes of the job on this host have ended themselves; before `open`, once."""
         return ()
 
@@ -356,8 +329,8 @@ class UntrackedSlot(SlotMode):
     def act(self, seat: Seat, action: ModeAction, now_ms: int) -> Instructions:
         raise misplaced(action)
 
-    def read(self, seat: Seat, read: RowsRead, now_ms: int) -> Instructions:
-        return RunTask(seat.key, read.rows), RowsDone(seat.key, read.number)
+    def read(self, seat: Seat, read: events.RowsRead, now_ms: int) -> Instructions:
+        return events.RunTask(seat.key, read.rows), events.RowsDone(seat.key, read.number)
 
     def rows_wanted(self, key: TaskKey) -> int:
         return self._rows[key]
@@ -379,7 +352,7 @@ class UntrackedSlotShell(SlotModeShell):
     def __init__(self, slot: SlotContext) -> None:
         self._slot = slot
 
-    def open(self, deploy: Deploy) -> UntrackedTaskMode:
+    def open(self, deploy: messages.Deploy) -> UntrackedTaskMode:
         return UntrackedTaskMode(partial(open_sink, run=self._slot.run_of(deploy)))
 
     def rules(self, parts: SlotParts) -> UntrackedSlot:

@@ -11,18 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
+from ftlayer.checkpoint import handlers
 from ftlayer.checkpoint.barrier import Alignment, Barrier
-from ftlayer.checkpoint.handlers import (
-    AllBarriers,
-    BarrierHandler,
-    BlockChannel,
-    Decision,
-    GiveUp,
-    StopCapture,
-    TakeSnapshot,
-    Unblock,
-    make_handler,
-)
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import SnapshotTimes
 from ftlayer.common.clock import Now
@@ -51,7 +41,7 @@ from ftlayer.topology.job_graph import Channel
 class SnapshotWork(ModeWork):
     """The synchronous part of a task's snapshot."""
 
-    decision: TakeSnapshot
+    decision: handlers.TakeSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +136,7 @@ class SeatBarriers:
 
     seat: Seat
     task: Checkpointed
-    handler: BarrierHandler | None
+    handler: handlers.BarrierHandler | None
     channels: tuple[Channel, ...]
     numbers: dict[Channel, int]
     captures: dict[Channel, list[Batch]] = field(default_factory=dict)
@@ -166,7 +156,7 @@ class SeatBarriers:
         """
         back = seat.inbox.feedback if isinstance(seat.inbox, HeadInbox) else ()
         channels = tuple(channel for channel in seat.inbox.channels if channel not in back)
-        handler = make_handler(config.mode, may_overtake, len(channels)) if channels else None
+        handler = handlers.make_handler(config.mode, may_overtake, len(channels)) if channels else None
         return cls(seat, task, handler, channels, {channel: place for place, channel in enumerate(channels)})
 
 
@@ -191,7 +181,7 @@ class _Taking:
     """A task that is to take its snapshot, and what it has come to."""
 
     mine: SeatBarriers
-    decision: TakeSnapshot
+    decision: handlers.TakeSnapshot
     began_ms: float = 0.0
     pending: PendingSnapshot | None = None
 
@@ -240,7 +230,7 @@ class Barriers:
     def trigger(self, barrier: Barrier, now: Now) -> list[SlotInstruction]:
         """Let every source take its snapshot and send a barrier, whether it has more rows or not."""
         delay = max(0, now.wall_ms - barrier.started_ms)
-        decision = TakeSnapshot(barrier, 0, delay)
+        decision = handlers.TakeSnapshot(barrier, 0, delay)
         sources = [mine for mine in self._all if mine.seat.is_source and not mine.seat.ended]
         self._steps.extend(partial(self._decide, mine, decision) for mine in sources)
         return self.settle(now)
@@ -407,7 +397,7 @@ class Barriers:
 
     # ------------------------------------------------------------ decisions
 
-    def _to_decide(self, mine: SeatBarriers, decisions: list[Decision]) -> list[Step]:
+    def _to_decide(self, mine: SeatBarriers, decisions: list[handlers.Decision]) -> list[Step]:
         steps: list[Step] = [partial(self._decide, mine, decision) for decision in decisions]
         return [*steps, self._clocks] if steps else []
 
@@ -415,21 +405,21 @@ class Barriers:
         self._look_at_clocks(now)
         return ()
 
-    def _decide(self, mine: SeatBarriers, decision: Decision, now: Now) -> Sequence[SlotInstruction]:
+    def _decide(self, mine: SeatBarriers, decision: handlers.Decision, now: Now) -> Sequence[SlotInstruction]:
         inbox = mine.seat.inbox
         match decision:
-            case BlockChannel(number):
+            case handlers.BlockChannel(number):
                 inbox.block(mine.channels[number])
-            case Unblock(number):
+            case handlers.Unblock(number):
                 inbox.unblock(mine.channels[number])
-            case TakeSnapshot():
+            case handlers.TakeSnapshot():
                 self._taking = _Taking(mine, decision)
                 return [RunTask(mine.seat.key, SnapshotWork(decision))]
-            case StopCapture(_, number):
+            case handlers.StopCapture(_, number):
                 inbox.stop_capture(mine.channels[number])
-            case AllBarriers(checkpoint, alignment_ms):
+            case handlers.AllBarriers(checkpoint, alignment_ms):
                 return self._complete_inputs(mine, checkpoint, alignment_ms)
-            case GiveUp(checkpoint, reason):
+            case handlers.GiveUp(checkpoint, reason):
                 return self._give_up(mine, checkpoint, reason, now)
         return ()
 

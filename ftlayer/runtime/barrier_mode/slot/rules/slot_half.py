@@ -8,41 +8,11 @@ from dataclasses import dataclass, field
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.common.clock import Now
 from ftlayer.config import TopologyOptions
-from ftlayer.runtime.barrier_mode.slot.rules.barriers import (
-    Barriers,
-    CheckpointParts,
-    DropFiles,
-    KeepFiles,
-    ReleaseSnapshot,
-    SnapshotWork,
-)
+from ftlayer.runtime.barrier_mode.slot.rules import barriers
+from ftlayer.runtime.protocol import messages
 from ftlayer.runtime.protocol.elements import Barrier, Element
-from ftlayer.runtime.protocol.messages import (
-    CheckpointAborted,
-    CheckpointCompleted,
-    EndTasks,
-    LoopWaits,
-    Readmit,
-    TriggerCheckpoint,
-)
+from ftlayer.runtime.slot.rules import events, mode
 from ftlayer.runtime.slot.rules.credit import Crediting
-from ftlayer.runtime.slot.rules.events import (
-    Grant,
-    ModeWork,
-    RowsDone,
-    RowsRead,
-    RunTask,
-    SnapshotOver,
-    TellCoordinator,
-)
-from ftlayer.runtime.slot.rules.mode import (
-    Instructions,
-    ModeAction,
-    ModeEvent,
-    SlotMode,
-    SlotParts,
-    misplaced,
-)
 from ftlayer.runtime.slot.rules.outgoing import LIMIT_FRAMES
 from ftlayer.runtime.slot.rules.subtask import Seat, Seating
 from ftlayer.runtime.task.actions import Action, DataEnded, TaskEvent
@@ -184,7 +154,7 @@ class Debloating:
                 self._sources[key] = _Measured(seat, debloater, ())
         self._begin(seating)
 
-    def worked(self, seat: Seat, size: int, now_ms: int) -> list[Grant]:
+    def worked(self, seat: Seat, size: int, now_ms: int) -> list[events.Grant]:
         """A task is given ``size`` bytes, or a source has emitted so many rows."""
         source = self._sources.get(seat.key)
         if source is not None:
@@ -196,12 +166,12 @@ class Debloating:
     def rows_wanted(self, key: TaskKey) -> int:
         return self._sources[key].debloater.limit
 
-    def look(self, now_ms: int) -> list[Grant]:
+    def look(self, now_ms: int) -> list[events.Grant]:
         """No task is at work: those with nothing to do are idle from now on, and sources that are not held up.
 
         The others may be stuck: with no room for what they would send, or with state that waits for the disk.
         """
-        told: list[Grant] = []
+        told: list[events.Grant] = []
         for measured in self._tasks.values():
             debloater = measured.debloater
             changed = debloater.stuck(now_ms) if measured.seat.inbox.turns else debloater.rested(now_ms)
@@ -222,7 +192,7 @@ class Debloating:
         for output in seating.remote.values():
             output.limit(LEAST_BYTES)
 
-    def _tell(self, measured: _Measured) -> list[Grant]:
+    def _tell(self, measured: _Measured) -> list[events.Grant]:
         limit = measured.debloater.limit
         measured.seat.inbox.limit(limit, limit // LIMIT_FRAMES)
         return self._credit.limit(dict.fromkeys(measured.outside, limit))
@@ -254,102 +224,104 @@ class HeldRows:
         return done
 
 
-class BarrierSlot(SlotMode):
-    def __init__(self, checkpoints: CheckpointParts, parts: SlotParts) -> None:
+class BarrierSlot(mode.SlotMode):
+    def __init__(self, checkpoints: barriers.CheckpointParts, parts: mode.SlotParts) -> None:
         """``checkpoints`` has a part of each task of the slot."""
         self.activity = 0
         self._parts = parts
-        self._barriers = Barriers(checkpoints, parts)
+        self._barriers = barriers.Barriers(checkpoints, parts)
         self._debloating = _debloating(checkpoints.config, parts)
         self._held = {
             key: HeldRows() for key, seat in parts.seating.seats.items() if _is_queue(seat, parts.graph)
         }
         self._final: int | None = None  # the checkpoint that the job ends with
 
-    def handle(self, event: ModeEvent, now: Now) -> Instructions:
+    def handle(self, event: mode.ModeEvent, now: Now) -> mode.Instructions:
         match event:
-            case TriggerCheckpoint(barrier):
+            case messages.TriggerCheckpoint(barrier):
                 self.activity += 1
                 if barrier.final:
                     # What came behind it would be in no checkpoint.
                     self._final = barrier.checkpoint
                 return self._barriers.trigger(barrier, now)
-            case CheckpointCompleted(checkpoint, read):
+            case messages.CheckpointCompleted(checkpoint, read):
                 self._barriers.completed(checkpoint, read)
-                return [*self._done_by(checkpoint), KeepFiles(checkpoint)]
-            case CheckpointAborted(checkpoint, files_stay):
+                return [*self._done_by(checkpoint), barriers.KeepFiles(checkpoint)]
+            case messages.CheckpointAborted(checkpoint, files_stay):
                 self.activity += 1
                 if checkpoint == self._final:
                     self._final = None
-                drop = [] if files_stay else [DropFiles(checkpoint)]
+                drop = [] if files_stay else [barriers.DropFiles(checkpoint)]
                 return [*self._barriers.aborted(checkpoint, now), *drop]
-            case Readmit(uid, subtask):
+            case messages.Readmit(uid, subtask):
                 self.activity += 1
-                return [RunTask((uid, subtask), event)]
-            case LoopWaits(uid):
+                return [events.RunTask((uid, subtask), event)]
+            case messages.LoopWaits(uid):
                 seats = self._parts.seating.seats.values()
-                return [RunTask(seat.key, event) for seat in seats if seat.uid == uid]
-            case EndTasks():
+                return [events.RunTask(seat.key, event) for seat in seats if seat.uid == uid]
+            case messages.EndTasks():
                 return self._barriers.end_sources()
-            case SnapshotOver(key, checkpoint):
-                return [ReleaseSnapshot(key, checkpoint)]
+            case events.SnapshotOver(key, checkpoint):
+                return [barriers.ReleaseSnapshot(key, checkpoint)]
             case _:
-                raise misplaced(event)
+                raise mode.misplaced(event)
 
     # ------------------------------------------------------------ tasks
 
-    def work(self, seat: Seat, work: ModeWork, now: Now) -> list[Action]:
-        if not isinstance(work, SnapshotWork):
-            raise misplaced(work)
+    def work(self, seat: Seat, work: events.ModeWork, now: Now) -> list[Action]:
+        if not isinstance(work, barriers.SnapshotWork):
+            raise mode.misplaced(work)
         return self._barriers.take_snapshot(seat, work, now)
 
-    def act(self, seat: Seat, action: ModeAction, now_ms: int) -> Instructions:
+    def act(self, seat: Seat, action: mode.ModeAction, now_ms: int) -> mode.Instructions:
         match action:
             case DataEnded():
-                return [TellCoordinator(action)]
+                return [events.TellCoordinator(action)]
             case _:
-                raise misplaced(action)
+                raise mode.misplaced(action)
 
-    def ran(self, seat: Seat, event: TaskEvent | ModeWork, now: Now) -> Instructions:
-        if not isinstance(event, SnapshotWork):
+    def ran(self, seat: Seat, event: TaskEvent | events.ModeWork, now: Now) -> mode.Instructions:
+        if not isinstance(event, barriers.SnapshotWork):
             return ()
         held = self._held.get(seat.key)
         if held is not None:
             held.snapshot(event.decision.barrier.checkpoint)
         return self._barriers.snapshot_taken(now)
 
-    def read(self, seat: Seat, read: RowsRead, now_ms: int) -> Instructions:
+    def read(self, seat: Seat, read: events.RowsRead, now_ms: int) -> mode.Instructions:
         """See `SlotMode.read`: rows are a source's own once they are sent, those of a queue with a checkpoint."""
         told = self.worked(seat, read.rows.payload.num_rows, now_ms)
         held = self._held.get(seat.key)
         if held is None:
-            return [*told, RunTask(seat.key, read.rows), RowsDone(seat.key, read.number)]
+            return [*told, events.RunTask(seat.key, read.rows), events.RowsDone(seat.key, read.number)]
         held.read(read.number)
-        return [*told, RunTask(seat.key, read.rows)]
+        return [*told, events.RunTask(seat.key, read.rows)]
 
-    def _done_by(self, checkpoint: int) -> list[RowsDone]:
+    def _done_by(self, checkpoint: int) -> list[events.RowsDone]:
         return [
-            RowsDone(key, number) for key, held in self._held.items() for number in held.completed(checkpoint)
+            events.RowsDone(key, number)
+            for key, held in self._held.items()
+            for number in held.completed(checkpoint)
         ]
 
-    def source_ended(self, seat: Seat) -> Instructions:
+    def source_ended(self, seat: Seat) -> mode.Instructions:
         """Tell the coordinator: the job's last checkpoint waits for the end of all sources."""
-        return [TellCoordinator(DataEnded(*seat.key))]
+        return [events.TellCoordinator(DataEnded(*seat.key))]
 
     # ------------------------------------------------------------ elements
 
     def arrived(self, channel: Channel, barrier: Barrier, size: int) -> None:
         self._barriers.arrived(channel, barrier, size)
 
-    def takes(self, seat: Seat, channel: Channel, mark: Element, now: Now) -> Instructions | None:
+    def takes(self, seat: Seat, channel: Channel, mark: Element, now: Now) -> mode.Instructions | None:
         return self._barriers.took(seat, channel, mark, now)
 
-    def worked(self, seat: Seat, size: int, now_ms: int) -> Instructions:
+    def worked(self, seat: Seat, size: int, now_ms: int) -> mode.Instructions:
         return () if self._debloating is None else self._debloating.worked(seat, size, now_ms)
 
     # ------------------------------------------------------------ time
 
-    def on_time(self, now: Now) -> Instructions:
+    def on_time(self, now: Now) -> mode.Instructions:
         """Let barriers that have waited long enough overtake records, and see who is idle."""
         told = () if self._debloating is None else self._debloating.look(now.mono_ms)
         return [*told, *self._barriers.on_time(now)]
@@ -392,7 +364,7 @@ def _is_queue(seat: Seat, graph: JobGraph) -> bool:
     return isinstance(source, Source) and isinstance(source.connector, QueueSource)
 
 
-def _debloating(config: CheckpointConfig, parts: SlotParts) -> Debloating | None:
+def _debloating(config: CheckpointConfig, parts: mode.SlotParts) -> Debloating | None:
     if not config.debloating:
         return None
     return Debloating(parts.seating, parts.credit, config.debloat_target_ms, parts.options)
