@@ -578,8 +578,6 @@ class AmqpReader(ServerReader):
         self._delivered: deque[Delivery] = deque()
         self._cancelled = False
 
-    # ------------------------------------------------------------ connecting
-
     def _connect(self) -> None:
         if self._connection is None:
             connection = AmqpConnection(self._source.url)
@@ -612,8 +610,6 @@ class AmqpReader(ServerReader):
         self._delivered.clear()
         self._cancelled = False
         self._window.reconnected()
-
-    # ------------------------------------------------------------ fetching
 
     def _fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
         """Fetch; what is known already, and comes before what is new, is no reason to return."""
@@ -697,8 +693,6 @@ class AmqpReader(ServerReader):
         rows = to_rows(deliveries if all(are_new) else list(compress(deliveries, are_new)))
         position = self._source.pack(self._window.packed())
         return Fetched(rows, self._subtask, position, self._window.turn)
-
-    # ------------------------------------------------------------ acknowledging
 
     @property
     def _unacknowledged(self) -> int:

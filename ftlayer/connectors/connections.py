@@ -131,8 +131,6 @@ class ServerReader(QueueReader):
         self._most_pending = most_pending
         self._warned = False
 
-    # ------------------------------------------------------------ what is called
-
     def fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
         wait_s -= self._away.wait(wait_s)
         fetched = self._connected(lambda: self._fetch(max_rows, wait_s))
@@ -156,8 +154,6 @@ class ServerReader(QueueReader):
 
     def close(self) -> None:
         self._disconnect()
-
-    # ------------------------------------------------------------ what a reader does over its connection
 
     @abstractmethod
     def _connect(self) -> None:
@@ -188,8 +184,6 @@ class ServerReader(QueueReader):
     def _refusal(self, error: Exception) -> SourceError:
         """Return what is raised for an error that another try does not mend."""
         return SourceError(f"{self._where}: {described(error)}")
-
-    # ------------------------------------------------------------ what they share
 
     def _connected(self, work: Callable[[], Result]) -> Result | None:
         """Return what this returns over a connection; None while the server is away."""

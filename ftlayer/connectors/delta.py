@@ -25,27 +25,9 @@ from ftlayer.checkpoint.storage.files import sync_directory
 from ftlayer.checkpoint.storage.layout import check_location, is_local, normal, scheme_of
 from ftlayer.common.checks import check_choice, check_instance, check_text, check_texts, known_options
 from ftlayer.common.printable import hides_secrets, secrets_in, secrets_of, shown_url
+from ftlayer.connectors import fitting, table_commits
 from ftlayer.connectors.at_least_once import WriterNumbers
 from ftlayer.connectors.connections import client_library
-from ftlayer.connectors.fitting import (
-    as_column,
-    check_fits,
-    chunked,
-    fitted,
-    is_any,
-    is_held_by,
-    refuse_nulls,
-    whole_or_refused,
-)
-from ftlayer.connectors.table_commits import (
-    TRIES,
-    CleaningSink,
-    by_query,
-    for_all,
-    streaming_query,
-    tried,
-    uncommittable,
-)
 from ftlayer.errors import ConfigError, FTLayerError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.functions.data_sources import DataSourceOptions, OptionsDataSource
 
@@ -318,7 +300,7 @@ class DeltaLog:
         gone = [
             field.name
             for field in then
-            if field.name not in now or not is_held_by(field.type, now[field.name].type)
+            if field.name not in now or not fitting.is_held_by(field.type, now[field.name].type)
         ]
         if gone or message.partition_by != self.partition_by:
             changed = (
@@ -418,7 +400,7 @@ def check_partitions(schema: pa.Schema, partition_by: tuple[str, ...], place: st
             raise SinkTargetError(
                 f"{place}: partition column {name!r} is not in the rows ({', '.join(schema.names)})"
             )
-        if not is_any(schema.field(name).type, *_PARTITIONING):
+        if not fitting.is_any(schema.field(name).type, *_PARTITIONING):
             raise SinkTargetError(
                 f"{place}: partition column {name!r} is {schema.field(name).type}; partition by a text, an integer, a "
                 "truth value, a date, a timestamp or a decimal"
@@ -470,7 +452,7 @@ def _has_bounds(column: pa.ChunkedArray) -> bool:
     if pa.types.is_floating(column.type):
         # Spark takes NaN for the greatest number, and JSON has none.
         return bool(pc.all(pc.is_finite(column)).as_py())
-    return is_any(column.type, "integer", "string", "date", "timestamp")
+    return fitting.is_any(column.type, "integer", "string", "date", "timestamp")
 
 
 def _bound(value: Any, *, up: bool) -> Any:
@@ -579,7 +561,7 @@ Result = TypeVar("Result")
 
 @known_options
 @hides_secrets(lambda sink: sink._secrets)
-class DeltaSink(CleaningSink[DeltaMessage]):
+class DeltaSink(table_commits.CleaningSink[DeltaMessage]):
     """Appends rows to a Delta table.
 
     ``write`` puts them into Parquet files in the table's directory, which no reader sees; the commit adds those of all
@@ -636,9 +618,9 @@ class DeltaSink(CleaningSink[DeltaMessage]):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> DeltaMessage:
         """Stage rows. Raises `SinkError` and `RowsRejected`; what was staged is removed then."""
-        query = streaming_query()
+        query = table_commits.streaming_query()
         number, written_ms = self._numbers.next(), time.time_ns() // 1_000_000
-        chunks = chunked(iterator)
+        chunks = fitting.chunked(iterator)
         first = next(chunks, None)
         if first is None:
             return DeltaMessage(self._numbers.writer, number, written_ms, (), 0, b"", (), query)
@@ -650,10 +632,10 @@ class DeltaSink(CleaningSink[DeltaMessage]):
         rows = 0
         try:
             for chunk in chain([first], chunks):
-                check_fits(chunk.schema, schema, self._place)
-                refuse_nulls(chunk, schema, rows)
-                whole = fitted(chunk, schema, self._place, rows)
-                for values, part in whole_or_refused(
+                fitting.check_fits(chunk.schema, schema, self._place)
+                fitting.refuse_nulls(chunk, schema, rows)
+                whole = fitting.fitted(chunk, schema, self._place, rows)
+                for values, part in fitting.whole_or_refused(
                     chunk.num_rows,
                     rows,
                     lambda start, end: list(partitions(whole.slice(start, end - start), partition_by)),  # noqa: B023
@@ -683,7 +665,7 @@ class DeltaSink(CleaningSink[DeltaMessage]):
         `SinkError` if the table cannot be reached (it is tried some times); then it is unknown whether it happened:
         call it again.
         """
-        found = by_query(messages, DeltaMessage)
+        found = table_commits.by_query(messages, DeltaMessage)
         if not found:
             return
         try:
@@ -692,7 +674,7 @@ class DeltaSink(CleaningSink[DeltaMessage]):
             if not isinstance(error.__cause__, delta_library().exceptions.TableNotFoundError):
                 raise
             way = ": bring its directory back, with its log and files, and start again"
-            raise uncommittable(
+            raise table_commits.uncommittable(
                 f"{self._place} is not there any more", found, batch_id, way
             ) from error.__cause__
 
@@ -719,8 +701,6 @@ class DeltaSink(CleaningSink[DeltaMessage]):
             return dead
 
         return self._trying("cleaned", clean)
-
-    # ------------------------------------------------------------ steps
 
     def _stage(self, path: str, values: tuple[tuple[str, str | None], ...], rows: pa.Table) -> StagedFile:
         return StagedFile(path, self._files().write(path, rows), values, statistics(rows))
@@ -753,7 +733,9 @@ class DeltaSink(CleaningSink[DeltaMessage]):
 
     def _check_there(self, messages: list[DeltaMessage]) -> None:
         staged = [file for message in messages for file in message.files]
-        for file, size in zip(staged, for_all(self._files().size, (one.path for one in staged)), strict=True):
+        for file, size in zip(
+            staged, table_commits.for_all(self._files().size, (one.path for one in staged)), strict=True
+        ):
             if size != file.size:
                 raise UncommittableError(
                     f"{self._place}: {file.path} is gone or changed, which was staged and not committed: did VACUUM "
@@ -772,13 +754,13 @@ class DeltaSink(CleaningSink[DeltaMessage]):
                 self._log = DeltaLog(self._url, self._options, self._place)
         else:
             self._log.refresh()
-        check_fits(rows, self._log.schema, self._place)
+        fitting.check_fits(rows, self._log.schema, self._place)
         check_partitions(self._log.schema, self._log.partition_by, self._place)
         return self._log
 
     def _create(self, schema: pa.Schema) -> None:
         deltalake = delta_library()
-        for left in reversed(range(TRIES)):
+        for left in reversed(range(table_commits.TRIES)):
             try:
                 deltalake.DeltaTable.create(
                     self._url,
@@ -807,12 +789,10 @@ class DeltaSink(CleaningSink[DeltaMessage]):
         return TableFiles(self._url, self._options)
 
     def _remove(self, paths: Iterable[str]) -> None:
-        for_all(self._files().delete, paths)
+        table_commits.for_all(self._files().delete, paths)
 
     def _remove_uncommitted(self, log: DeltaLog, written: Iterable[DeltaMessage]) -> None:
         self._remove(file.path for one in written if log.has(one) is False for file in one.files)
-
-    # ------------------------------------------------------------ errors
 
     def _doing(self, doing: str, work: Callable[[], Result]) -> Result:
         try:
@@ -827,7 +807,7 @@ class DeltaSink(CleaningSink[DeltaMessage]):
 
     def _trying(self, doing: str, work: Callable[[], Result]) -> Result:
         conflict = delta_library().exceptions.CommitFailedError
-        return tried(lambda: self._doing(doing, work), self._secrets, conflict=conflict)
+        return table_commits.tried(lambda: self._doing(doing, work), self._secrets, conflict=conflict)
 
 
 def _reason(error: Exception) -> str:
@@ -836,7 +816,7 @@ def _reason(error: Exception) -> str:
 
 
 def _as_created(rows: pa.Schema) -> pa.Schema:
-    return pa.schema([pa.field(field.name, as_column(field.type)) for field in rows])
+    return pa.schema([pa.field(field.name, fitting.as_column(field.type)) for field in rows])
 
 
 class DeltaDataSource(OptionsDataSource):

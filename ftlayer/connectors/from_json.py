@@ -17,13 +17,7 @@ from pyspark.sql.datasource import InputPartition
 from ftlayer.common.checks import check_text, check_texts, known_options
 from ftlayer.connectors.fitting import is_any
 from ftlayer.errors import ConfigError
-from ftlayer.functions.data_sources import (
-    DataSourceOptions,
-    DataSourceStreamReader,
-    SupportsTriggerAvailableNow,
-    from_arrow_schema,
-    to_arrow_schema,
-)
+from ftlayer.functions import data_sources
 from ftlayer.topology.ddl import parse_ddl
 
 if TYPE_CHECKING:
@@ -234,7 +228,7 @@ JSON_OPTIONS = ("column", "keep")
 """The options of `with_schema`."""
 
 
-class MessageReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class MessageReader(data_sources.DataSourceStreamReader, data_sources.SupportsTriggerAvailableNow):
     """A reader of messages, whose rows are these, or the JSON objects in them, see `with_schema`."""
 
     from_json: FromJson | None = None
@@ -260,7 +254,7 @@ def _objects(from_json: FromJson, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def with_schema(
-    reader: MessageReader, messages: pa.Schema, wanted: StructType, options: DataSourceOptions
+    reader: MessageReader, messages: pa.Schema, wanted: StructType, options: data_sources.DataSourceOptions
 ) -> MessageReader:
     """Return the reader; its rows are the JSON objects in messages, if the user's schema is not that of messages.
 
@@ -268,10 +262,10 @@ def with_schema(
     schema has too, with commas between them. Raises `ConfigError` as `FromJson` does.
     """
     options.know(*JSON_OPTIONS)
-    if wanted == from_arrow_schema(messages):
+    if wanted == data_sources.from_arrow_schema(messages):
         return reader
     column, keep = options.text("column", "value"), options.names("keep")
-    given = to_arrow_schema(wanted)
+    given = data_sources.to_arrow_schema(wanted)
     for name in keep:
         if name not in given.names:
             raise ConfigError(f"keep: the schema has no column {name!r}")

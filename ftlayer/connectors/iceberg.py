@@ -29,17 +29,10 @@ from ftlayer.common.checks import (
 )
 from ftlayer.common.failures import RowsRejected
 from ftlayer.common.printable import described, hides_secrets, secrets_in
+from ftlayer.connectors import table_commits
 from ftlayer.connectors.at_least_once import WriterNumbers
 from ftlayer.connectors.connections import client_library
 from ftlayer.connectors.fitting import as_column, check_fits, chunked, fitted, refuse_nulls, whole_or_refused
-from ftlayer.connectors.table_commits import (
-    StagingSink,
-    by_query,
-    for_all,
-    streaming_query,
-    tried,
-    uncommittable,
-)
 from ftlayer.errors import ConfigError, FTLayerError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.functions.data_sources import DataSourceOptions, OptionsDataSource
 
@@ -282,7 +275,7 @@ Result = TypeVar("Result")
 
 @known_options
 @hides_secrets(lambda sink: secrets_in(sink._properties))
-class IcebergSink(StagingSink[IcebergMessage]):
+class IcebergSink(table_commits.StagingSink[IcebergMessage]):
     """Appends rows to an Iceberg table.
 
     ``write`` puts them into data files of the table, which no reader sees; the commit adds those of all messages in
@@ -340,7 +333,7 @@ class IcebergSink(StagingSink[IcebergMessage]):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> IcebergMessage:
         """Stage rows. Raises `SinkError` and `RowsRejected`; what was staged is removed then."""
-        query = streaming_query()
+        query = table_commits.streaming_query()
         writer, number, written_ms = self._numbers.writer, self._numbers.next(), time.time_ns() // 1_000_000
         chunks = chunked(iterator)
         first = next(chunks, None)
@@ -374,7 +367,7 @@ class IcebergSink(StagingSink[IcebergMessage]):
         partitioned in another way since, and if they were staged longer ago than ``remember``. Raises `SinkError` if
         the table cannot be reached (it is tried some times); then it is unknown whether it happened: call it again.
         """
-        found = by_query(messages, IcebergMessage)
+        found = table_commits.by_query(messages, IcebergMessage)
         if found:
             self._trying("committed", lambda: self._commit(found, batch_id))
 
@@ -384,8 +377,6 @@ class IcebergSink(StagingSink[IcebergMessage]):
             self._remove_uncommitted(table, self._commits(table), written, batch_id)
 
         self._trying("aborted", abort)
-
-    # ------------------------------------------------------------ steps
 
     def _stage(self, table: Any, rows: pa.Table, files: list[StagedDataFile], start: int, end: int) -> None:
         from pyiceberg.io.pyarrow import _dataframe_to_data_files
@@ -403,7 +394,9 @@ class IcebergSink(StagingSink[IcebergMessage]):
             table = self._load()
         except (errors.NoSuchTableError, errors.NoSuchNamespaceError) as error:
             way = ": register it again, from its last metadata file, and start again"
-            raise uncommittable(f"{self._place} is not there any more", found, number, way) from error
+            raise table_commits.uncommittable(
+                f"{self._place} is not there any more", found, number, way
+            ) from error
         commits = self._commits(table)
         adding: list[IcebergMessage] = []
         again: list[IcebergMessage] = []
@@ -453,7 +446,9 @@ class IcebergSink(StagingSink[IcebergMessage]):
 
     def _check_there(self, table: Any, messages: list[IcebergMessage]) -> None:
         files = [file for message in messages for file in message.files]
-        for file, size in zip(files, for_all(lambda file: _size(table.io, file.path), files), strict=True):
+        for file, size in zip(
+            files, table_commits.for_all(lambda file: _size(table.io, file.path), files), strict=True
+        ):
             if size != file.size:
                 raise UncommittableError(
                     f"{self._place}: {file.path} is gone or changed, which was staged and not committed: did "
@@ -504,9 +499,7 @@ class IcebergSink(StagingSink[IcebergMessage]):
             if _size(table.io, path) is not None:
                 table.io.delete(path)
 
-        for_all(remove, paths)
-
-    # ------------------------------------------------------------ errors
+        table_commits.for_all(remove, paths)
 
     def _doing(self, doing: str, work: Callable[[], Result]) -> Result:
         try:
@@ -519,7 +512,7 @@ class IcebergSink(StagingSink[IcebergMessage]):
 
     def _trying(self, doing: str, work: Callable[[], Result]) -> Result:
         conflict, secrets = iceberg_library().exceptions.CommitFailedException, secrets_in(self._properties)
-        return tried(lambda: self._doing(doing, work), secrets, conflict=conflict)
+        return table_commits.tried(lambda: self._doing(doing, work), secrets, conflict=conflict)
 
 
 def _is_uncommitted(message: IcebergMessage, commits: Commits, batch: int) -> bool:

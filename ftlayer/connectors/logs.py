@@ -49,8 +49,6 @@ class LogReader(MessageReader):
         self._until: Offsets | None = None
         self._ends: Offsets = {}  # as they were asked for last
 
-    # ------------------------------------------------------------ of the connector
-
     @abstractmethod
     def starts(self) -> Offsets:
         """Return where a source begins that has never been read: all splits there are."""
@@ -76,8 +74,6 @@ class LogReader(MessageReader):
 
     def committed(self, offsets: Mapping[str, int]) -> None:
         """Records up to these offsets are durable: a connector may tell its system."""
-
-    # ------------------------------------------------------------ as Spark calls it
 
     def initialOffset(self) -> Offsets:  # noqa: N802 - Spark's name
         return self.starts()

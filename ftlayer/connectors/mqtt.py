@@ -657,13 +657,9 @@ class MqttReader(ServerReader):
         self._turn = 0
         self._durable: dict[int, int] = {}
 
-    # ------------------------------------------------------------ what is called
-
     def wake_up(self) -> None:
         if (session := self._mine.session) is not None:
             session.wake_up()
-
-    # ------------------------------------------------------------ connecting
 
     def _disconnect(self) -> None:
         for share in (self._mine, *self._gone):
@@ -727,8 +723,6 @@ class MqttReader(ServerReader):
         MqttSession(
             source.address, share.client_id, source.version, 0, source.max_pending, clean=True
         ).close()
-
-    # ------------------------------------------------------------ fetching
 
     def _fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
         for share in self._gone:
@@ -794,8 +788,6 @@ class MqttReader(ServerReader):
             self._forget(share)
         self._gone.pop()
         logger.info("%s: session %r has nothing left, and is ended", self._source.place, share.client_id)
-
-    # ------------------------------------------------------------ acknowledging
 
     @property
     def _unacknowledged(self) -> int:

@@ -20,13 +20,7 @@ from ftlayer.common.checks import check_text
 from ftlayer.common.printable import shown_url
 from ftlayer.connectors.from_json import JSON_OPTIONS, MessageReader, with_schema
 from ftlayer.errors import CheckpointDamagedError, ConfigError, SourceChangedError, SourceError, other_format
-from ftlayer.functions.data_sources import (
-    DataSourceOptions,
-    OptionsDataSource,
-    ReadLimit,
-    ReadMaxRows,
-    from_arrow_schema,
-)
+from ftlayer.functions import data_sources
 from ftlayer.topology.checks import WAITING
 from ftlayer.topology.operators import Fetched, Member, Queue, QueueReader
 
@@ -320,8 +314,8 @@ class QueueStreamReader(MessageReader):
         """Begin with the first file that is there: a query with a new checkpoint takes over what another one left."""
         return {"next": self._spool.numbers().start}
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        return ReadMaxRows(self._max_rows)
+    def getDefaultReadLimit(self) -> data_sources.ReadLimit:  # noqa: N802 - Spark's name
+        return data_sources.ReadMaxRows(self._max_rows)
 
     def reportLatestOffset(self) -> dict[str, int] | None:  # noqa: N802 - Spark's name
         """Return how many messages wait, for Spark's progress; None where the queue cannot say."""
@@ -349,7 +343,7 @@ class QueueStreamReader(MessageReader):
         while waiting and (fetched := self._fetch(waiting)):
             waiting -= fetched
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+    def latestOffset(self, start: dict[str, int], limit: data_sources.ReadLimit) -> dict[str, int]:  # noqa: N802
         """Fetch what there is, up to the limit."""
         self._opened()
         if self._end < start["next"]:
@@ -358,7 +352,7 @@ class QueueStreamReader(MessageReader):
                 "files were removed, or this is another directory. Bring them back; or start with another checkpoint, "
                 "which reads what is in this spool"
             )
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        most = limit.max_rows if isinstance(limit, data_sources.ReadMaxRows) else None
         end, rows = self._up_to(start["next"], most)
         if not self._ends and end == self._end and (most is None or rows < most):
             self._fetch(None if most is None else most - rows)
@@ -449,7 +443,7 @@ MAX_ROWS = 100_000
 """Of a batch, unless ``maxRowsPerTrigger`` says otherwise."""
 
 
-class QueueDataSource(OptionsDataSource):
+class QueueDataSource(data_sources.OptionsDataSource):
     """What the Data Sources of all queues have in common: a reader with a spool.
 
     Attributes:
@@ -458,7 +452,7 @@ class QueueDataSource(OptionsDataSource):
 
     _queue_class: ClassVar[type[Queue]]
 
-    def source(self, options: DataSourceOptions) -> Queue:
+    def source(self, options: data_sources.DataSourceOptions) -> Queue:
         return options.made(self._queue_class)
 
     def schema(self) -> StructType:
@@ -468,7 +462,7 @@ class QueueDataSource(OptionsDataSource):
         _check_spool(options)
         options.know("maxRowsPerTrigger", *JSON_OPTIONS)
         options.check_all_known()
-        return from_arrow_schema(source.schema)
+        return data_sources.from_arrow_schema(source.schema)
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
         options = self.given()
@@ -479,7 +473,7 @@ class QueueDataSource(OptionsDataSource):
         return options.note_limit(reader)
 
 
-def _check_spool(options: DataSourceOptions) -> str:
+def _check_spool(options: data_sources.DataSourceOptions) -> str:
     spool = options.get("spool")
     check_text(spool, "spool", "a directory for this query's messages, a path or URL")
     return str(spool)

@@ -22,17 +22,10 @@ from pyspark.sql.datasource import WriterCommitMessage
 from ftlayer.common.checks import Duration, check_int, check_text, check_texts, duration_ms, known_options
 from ftlayer.common.failures import RowsRejected
 from ftlayer.common.printable import described, hides_secrets, secrets_of, shown_url
+from ftlayer.connectors import table_commits
 from ftlayer.connectors.connections import ServerReader, client_library
 from ftlayer.connectors.fitting import is_any, whole_or_refused
 from ftlayer.connectors.queue_stream import QueueDataSource, pack_position, unpack_position
-from ftlayer.connectors.table_commits import (
-    CleaningSink,
-    by_query,
-    commits_of,
-    streaming_query,
-    tried,
-    uncommittable,
-)
 from ftlayer.errors import ConfigError, SinkError, SinkTargetError, SourceChangedError, UncommittableError
 from ftlayer.records import beside
 from ftlayer.topology.operators import Fetched, Member, Queue
@@ -198,7 +191,7 @@ class RedisMessage(WriterCommitMessage):
 
 @known_options
 @hides_secrets(lambda sink: secrets_of(sink._url))
-class RedisSink(CleaningSink[RedisMessage]):
+class RedisSink(table_commits.CleaningSink[RedisMessage]):
     """Appends rows to a stream of Redis, each an entry with a field for each column.
 
     ``write`` puts them into a list beside the stream (``<stream>:ftlayer:…``); the commit moves a message's rows into
@@ -253,7 +246,7 @@ class RedisSink(CleaningSink[RedisMessage]):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> RedisMessage:
         """Stage rows. Raises `SinkError` and `RowsRejected`; what was staged is removed then."""
-        query = streaming_query()
+        query = table_commits.streaming_query()
         message = f"{self._execution}-{secrets.token_hex(8)}"
         rows = 0
         try:
@@ -278,15 +271,15 @@ class RedisSink(CleaningSink[RedisMessage]):
         Raises `UncommittableError` if rows are gone that were never committed, and `SinkError` if the server cannot be
         reached (it is tried some times); then it is unknown whether it happened: call it again.
         """
-        found = by_query(messages, RedisMessage)
+        found = table_commits.by_query(messages, RedisMessage)
         try:
-            for commit_id, written in commits_of(found, batch_id):
+            for commit_id, written in table_commits.commits_of(found, batch_id):
                 self._commit(commit_id, written)
         except SinkError as error:
             if isinstance(error, UncommittableError) or not _CLOSED.search(str(error)):
                 raise
             way = ": make the key a stream that the user may write, and start again"
-            raise uncommittable(str(error), found, batch_id, way) from error.__cause__
+            raise table_commits.uncommittable(str(error), found, batch_id, way) from error.__cause__
 
     def _abort(self, written: list[RedisMessage], batch_id: int) -> None:
         self._trying("aborted", lambda: self._remove([one.id for one in written]))
@@ -304,8 +297,6 @@ class RedisSink(CleaningSink[RedisMessage]):
             return dead
 
         return self._trying("cleaned", clean)
-
-    # ------------------------------------------------------------ commands
 
     def _stage(self, message: str, entries: list[bytes]) -> None:
         def stage() -> None:
@@ -347,8 +338,6 @@ class RedisSink(CleaningSink[RedisMessage]):
         seconds, microseconds = client.time()
         return int(seconds * 1_000 + microseconds // 1_000)
 
-    # ------------------------------------------------------------ connection
-
     def _connected(self) -> Any:
         if self._client is None:
             self._client = connect(self._url)
@@ -362,7 +351,7 @@ class RedisSink(CleaningSink[RedisMessage]):
 
     def _trying(self, doing: str, work: Callable[[], Result]) -> Result:
         """Do it, again if the connection is lost: each has its effect once."""
-        return tried(
+        return table_commits.tried(
             lambda: self._doing(doing, work),
             secrets_of(self._url),
             may_help=lambda error: isinstance(error.__cause__, Exception) and is_away(error.__cause__),
@@ -645,8 +634,6 @@ class RedisReader(ServerReader):
         if stored:
             self._todo.up_to = earlier
 
-    # ------------------------------------------------------------ connecting
-
     def _connect(self) -> None:
         """Make the group, and find consumers of subtasks that are there no more; the client connects by itself."""
         if self._begun:
@@ -705,8 +692,6 @@ class RedisReader(ServerReader):
         for consumer in self._consumers:
             consumer.is_behind = True
 
-    # ------------------------------------------------------------ fetching
-
     def _fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
         if self._claims is not None and (claimed := self._claims.claim()) is not None:
             self._consumers.append(self._consumer(claimed, {}))
@@ -754,8 +739,6 @@ class RedisReader(ServerReader):
         consumers = self._client.xinfo_consumers(self._source.stream, self._source.group)
         pending = sum(one["pending"] for one in consumers if one["name"] in mine)
         return int(lag + pending - self._pending)
-
-    # ------------------------------------------------------------ acknowledging
 
     def _note_durable(self, receipts: Sequence[_Receipt]) -> None:
         for receipt in receipts:

@@ -366,8 +366,6 @@ class Follower:
             file.opened.close()
         self._files.clear()
 
-    # ------------------------------------------------------------ which files there are
-
     def look(self, now_ns: int) -> None:
         inodes = {inode for _, inode in (*self._files, *self._missing)}
         listed = {
@@ -462,8 +460,6 @@ class Follower:
                 )
         self._missing.clear()
 
-    # ------------------------------------------------------------ copies
-
     def _place_copy(self, copy: _File) -> bool:
         """Find the place at which to go on in a copy of a log; False: that is not to be said yet."""
         log = self._files.get(next((key for key in self._files if self._is_log(key, copy.seen.log)), ("", 0)))
@@ -480,8 +476,6 @@ class Follower:
 
     def _is_log(self, key: tuple[str, int], log: str) -> bool:
         return key[0] == log and not self._files[key].seen.is_rotated
-
-    # ------------------------------------------------------------ reading
 
     def read(self, now_ns: int) -> Chunk | None:
         """Return lines that were not read yet; None: there are none now. Logs take turns."""

@@ -284,9 +284,6 @@ def column_of(values: Sequence[Any], field: pa.Field, *, lax: bool = False) -> p
     return column
 
 
-# ---------------------------------------------------------------- misfits that Arrow takes
-
-
 def _fields_of(
     rows: Sequence[Mapping[str, Any]], names: Sequence[str], what: str, *, lax: bool
 ) -> list[list[Any]]:

@@ -141,8 +141,6 @@ def _is_compressed(path: str) -> bool:
     return path.lower().endswith(_COMPRESSED)
 
 
-# ---------------------------------------------------------------- lines
-
 codecs.register_error("ftlayer.odd", lambda error: ("\udcff", error.end))  # type: ignore[attr-defined]
 
 
@@ -370,9 +368,6 @@ class _Parser:
 def _whole(column: pa.ChunkedArray) -> pa.Array:
     found = column.combine_chunks()
     return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
-
-
-# ---------------------------------------------------------------- Parquet
 
 
 def _parquet(form: FileFormat, fs: Any, piece: Piece) -> Iterator[pa.RecordBatch]:

@@ -32,28 +32,12 @@ from ftlayer.common.checks import (
 )
 from ftlayer.common.printable import described, hides_secrets, shown_url, without_secrets
 from ftlayer.config import MIB
+from ftlayer.connectors.files import listing
 from ftlayer.connectors.files.formats import FORMATS, OFFSET, PATH, VALUE, FileFormat
-from ftlayer.connectors.files.listing import (
-    Entry,
-    FilePieces,
-    FoundFile,
-    Listing,
-    Piece,
-    limited,
-    packed_splits,
-    unpacked,
-)
 from ftlayer.connectors.files.sink import FileDataSource
 from ftlayer.connectors.from_json import ObjectReader
 from ftlayer.errors import ConfigError, SourceError
-from ftlayer.functions.data_sources import (
-    DataSourceStreamReader,
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxFiles,
-    SupportsTriggerAvailableNow,
-    from_arrow_schema,
-)
+from ftlayer.functions import data_sources
 from ftlayer.records.beside import note, valid
 from ftlayer.topology.ddl import parse_ddl
 
@@ -104,7 +88,7 @@ class Journal:
         self._files = open_files(self.url)
         self._remember_ms = remember_ms
         self._clock = clock
-        self._entries: list[Entry] = []
+        self._entries: list[listing.Entry] = []
         self._versions: dict[str, str] = {}
         self._end = 0
         # Parts: what was put together, and listings with the number behind each.
@@ -116,7 +100,7 @@ class Journal:
     def end(self) -> int:
         return self._end
 
-    def behind(self, start: int) -> Sequence[Entry]:
+    def behind(self, start: int) -> Sequence[listing.Entry]:
         """Return the files with pieces from this number on, in order."""
         return self._entries[bisect_right(self._entries, start, key=attrgetter("end")) :]
 
@@ -124,7 +108,7 @@ class Journal:
         """Return the version in which a file was found; None: it was not."""
         return self._versions.get(path)
 
-    def between(self, start: int, end: int) -> list[Entry]:
+    def between(self, start: int, end: int) -> list[listing.Entry]:
         """Return the files with pieces of these numbers. Raises `SourceError` if they are not remembered."""
         found = list(takewhile(lambda entry: entry.first < end, self.behind(start)))
         known = sum(min(entry.end, end) - max(entry.first, start) for entry in found)
@@ -135,12 +119,12 @@ class Journal:
             )
         return found
 
-    def append(self, found: Sequence[FoundFile], step_of: Callable[[FoundFile], int]) -> None:
+    def append(self, found: Sequence[listing.FoundFile], step_of: Callable[[listing.FoundFile], int]) -> None:
         """Add files. Raises `SourceError` if another one writes to this journal, and `CheckpointStorageError`."""
         now_ms, first = int(self._clock() * 1_000), self._end
-        entries: list[Entry] = []
+        entries: list[listing.Entry] = []
         for file in found:
-            entry = Entry(first, file.path, file.size, file.version, now_ms, step_of(file))
+            entry = listing.Entry(first, file.path, file.size, file.version, now_ms, step_of(file))
             entries.append(entry)
             first = entry.end
         name = f"{self._end:020}{_SUFFIX}"
@@ -170,7 +154,7 @@ class Journal:
         self._entries, self._versions = [], {}
         self._take([*merged, *entries], self._end)
 
-    def _take(self, entries: Sequence[Entry], end: int) -> None:
+    def _take(self, entries: Sequence[listing.Entry], end: int) -> None:
         self._entries += entries
         self._versions |= {entry.path: entry.version for entry in entries}
         self._end = end
@@ -194,9 +178,9 @@ class Journal:
             self._listings.append((name, end))
             self._take(entries, end)
 
-    def _read(self, name: str) -> tuple[int, list[Entry]]:
+    def _read(self, name: str) -> tuple[int, list[listing.Entry]]:
         end, packed = msgpack.unpackb(self._files.read(name), unicode_errors="surrogateescape")
-        return end, unpacked(packed)
+        return end, listing.unpacked(packed)
 
 
 def _is_part(status: FileStatus) -> bool:
@@ -204,7 +188,7 @@ def _is_part(status: FileStatus) -> bool:
     return name != status.path and name.replace("-", "").isdecimal()
 
 
-def _packed(end: int, entries: Sequence[Entry]) -> bytes:
+def _packed(end: int, entries: Sequence[listing.Entry]) -> bytes:
     packed: Any = msgpack.packb([end, [entry.pack() for entry in entries]], unicode_errors="surrogateescape")
     return bytes(packed)
 
@@ -216,7 +200,7 @@ JOURNAL, NEXT = "journal", "next"
 
 @known_options
 @hides_secrets(lambda source: source._listing.secrets)
-class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class FilesSource(data_sources.DataSourceStreamReader, data_sources.SupportsTriggerAvailableNow):
     """Reads the files of a directory, and those that come later: each once, those written first first.
 
     Which files were found is kept in a journal, a directory of this source's own, and a place in the journal with who
@@ -312,7 +296,7 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
             format, columns, position, malformed, header, delimiter, _encoding(encoding, format), self._skips
         )
         self.schema: pa.Schema = self._format.schema
-        self._listing = Listing(self.path, storage_options or {})
+        self._listing = listing.Listing(self.path, storage_options or {})
         self._max_files, self._max_bytes, self._split_bytes = max_files, max_bytes, split_bytes
         self._poll_s = duration_ms(poll, "poll", least=0) / 1_000
         self._min_age_ms = duration_ms(min_age, "min_age", least=0)
@@ -321,7 +305,7 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._opened: Journal | None = None
         self._listed_s: float | None = None
         self._there: set[str] = set()
-        self._last: list[FoundFile] | None = None
+        self._last: list[listing.FoundFile] | None = None
         self._warned: set[str] = set()
 
     # ------------------------------------------------------------ in the driver
@@ -330,25 +314,28 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Begin with a journal of its own: all files are new."""
         return {JOURNAL: new_journal_id(), NEXT: 0}
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        return ReadMaxFiles(self._max_files)
+    def getDefaultReadLimit(self) -> data_sources.ReadLimit:  # noqa: N802 - Spark's name
+        return data_sources.ReadMaxFiles(self._max_files)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         self._last = self._listing.files()
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+    def latestOffset(self, start: dict[str, Any], limit: data_sources.ReadLimit) -> dict[str, Any]:  # noqa: N802
         journal = self._journal(start)
         self._look(journal)
-        if isinstance(limit, ReadAllAvailable):
+        if isinstance(limit, data_sources.ReadAllAvailable):
             return {**start, NEXT: max(start[NEXT], journal.end)}
-        files = limit.max_files if isinstance(limit, ReadMaxFiles) else None
-        return {**start, NEXT: limited(journal.behind(start[NEXT]), start[NEXT], files, self._max_bytes)}
+        files = limit.max_files if isinstance(limit, data_sources.ReadMaxFiles) else None
+        return {
+            **start,
+            NEXT: listing.limited(journal.behind(start[NEXT]), start[NEXT], files, self._max_bytes),
+        }
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         first, behind = start[NEXT], end[NEXT]
         entries = self._journal(end).between(first, behind)
         pieces = [piece for entry in entries for piece in entry.pieces(first, behind)]
-        return packed_splits(pieces, self._split_bytes)
+        return listing.packed_splits(pieces, self._split_bytes)
 
     def commit(self, end: dict[str, Any]) -> None:
         self._journal(end).committed(end[NEXT], self._there)
@@ -400,17 +387,17 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _shown(self, path: str) -> str:
         return without_secrets(valid(path), self._listing.secrets)
 
-    def _step_of(self, file: FoundFile) -> int:
+    def _step_of(self, file: listing.FoundFile) -> int:
         return self._split_bytes if self._format.is_cut(file.path) and file.size > self._split_bytes else 0
 
     # ------------------------------------------------------------ in the tasks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, FilePieces)
+        assert isinstance(partition, listing.FilePieces)
         for piece in partition.pieces:
             yield from self._read(piece)
 
-    def _read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+    def _read(self, piece: listing.Piece) -> Iterator[pa.RecordBatch]:
         if not self._is_there(piece):
             return
         name = valid(piece.path)
@@ -430,7 +417,7 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # What was written to it meanwhile may be among the rows.
         self._is_there(piece)
 
-    def _is_of_content(self, error: Exception, piece: Piece) -> bool:
+    def _is_of_content(self, error: Exception, piece: listing.Piece) -> bool:
         """Whether reading again leads to the same: a file system that gives all of the file is not to blame."""
         if isinstance(error, MemoryError | ImportError):
             return False
@@ -442,7 +429,7 @@ class FilesSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise SourceError(f"{valid(piece.path)} cannot be read: {described(unread)}") from unread
         return True
 
-    def _is_there(self, piece: Piece) -> bool:
+    def _is_there(self, piece: listing.Piece) -> bool:
         """Whether the file is as it was found. Raises `SourceError` if it is another one, or gone."""
         try:
             found = self._listing.version(piece.path)
@@ -529,7 +516,7 @@ class FilesDataSource(FileDataSource):
     """
 
     def schema(self) -> StructType:
-        return from_arrow_schema(self._reader().schema)
+        return data_sources.from_arrow_schema(self._reader().schema)
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
         return self._reader()

@@ -12,16 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from ftlayer.common import printable
 from ftlayer.common.checks import Duration, check_choice, check_int, duration_ms, known_options
 from ftlayer.common.failures import PermanentFailure, RetryLater, RowsRejected
-from ftlayer.common.printable import (
-    described,
-    hides_secrets,
-    secrets_of,
-    shown_url,
-    url_parts,
-    without_secrets,
-)
 from ftlayer.connectors.at_least_once import bodies_of, check_columns, texts_of
 from ftlayer.errors import ConfigError, SinkError, install
 
@@ -40,7 +33,7 @@ _SAID = 200
 
 
 @known_options
-@hides_secrets(lambda sink: sink._secrets)
+@printable.hides_secrets(lambda sink: sink._secrets)
 class HttpSink:
     """Sends each row as a request of its own: the sink of a topology, in both modes.
 
@@ -87,7 +80,7 @@ class HttpSink:
         check_int(connections, "connections", least=1, most=1_000)
         if any(name.lower() == KEY_HEADER.lower() for name in given):
             raise ConfigError(f"headers: {KEY_HEADER} is what key is for: name the column that has it")
-        self._url, self._method, self._place = url, method, shown_url(url)
+        self._url, self._method, self._place = url, method, printable.shown_url(url)
         self._key, self._body = key, body
         self._headers = {"Content-Type": "application/json"} if body is None else {}
         self._headers |= given
@@ -111,8 +104,6 @@ class HttpSink:
         # A copy connects by itself.
         return {**self.__dict__, "_client": None, "_threads": None}
 
-    # ------------------------------------------------------------ requests
-
     def sent(self, request: tuple[str | None, bytes]) -> Exception | None:
         """Send one; return what became of it, None if it is done."""
         import httpx
@@ -122,9 +113,9 @@ class HttpSink:
         try:
             answer = self._connected().request(self._method, self._url, content=body, headers=headers)
         except httpx.HTTPError as error:
-            why = without_secrets(described(error), self._secrets)
+            why = printable.without_secrets(printable.described(error), self._secrets)
             return SinkError(f"{self._place}: no answer: {why}")
-        status, text = answer.status_code, without_secrets(answer.text, self._secrets)[:_SAID]
+        status, text = answer.status_code, printable.without_secrets(answer.text, self._secrets)[:_SAID]
         said = f"{self._place} answered {status}: {text}"
         if 200 <= status < 300:
             return None
@@ -180,13 +171,13 @@ def check_request(url: object, headers: object, what: str) -> tuple[dict[str, st
     """
     if find_spec("httpx") is None:
         raise ConfigError(f"an HTTP {what} needs httpx where slots run: {install('http')}")
-    url_parts(url, "url", "one that begins with http:// or https://", ("http", "https"))
+    printable.url_parts(url, "url", "one that begins with http:// or https://", ("http", "https"))
     given = {} if headers is None else headers
     if not isinstance(given, Mapping) or not all(
         isinstance(part, str) for pair in given.items() for part in pair
     ):
         raise ConfigError("headers: expected a dict from name to text")
-    return dict(given), secrets_of(str(url), given.values())
+    return dict(given), printable.secrets_of(str(url), given.values())
 
 
 _told: set[str] = set()
@@ -200,7 +191,7 @@ def keep_out_of_log(secrets: Iterable[str]) -> None:
 
 def _without_told(record: logging.LogRecord) -> bool:
     said = record.getMessage()
-    if (shown := without_secrets(said, sorted(_told, key=len, reverse=True))) != said:
+    if (shown := printable.without_secrets(said, sorted(_told, key=len, reverse=True))) != said:
         record.msg, record.args = shown, ()
     return True
 

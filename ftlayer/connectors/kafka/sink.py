@@ -25,24 +25,7 @@ from ftlayer.common.failures import RowsRejected
 from ftlayer.common.printable import hides_secrets
 from ftlayer.connectors.files.sink import delete_paths
 from ftlayer.connectors.fitting import is_any, whole_or_refused
-from ftlayer.connectors.kafka.client import (
-    CALL_S,
-    Brokers,
-    KafkaMessage,
-    StagedMessages,
-    batches_of,
-    check_properties,
-    content_of,
-    encode,
-    group_metadata,
-    is_fenced,
-    is_of_partition,
-    kafka_library,
-    read_group,
-    reason,
-    refused_by_brokers,
-    way_out,
-)
+from ftlayer.connectors.kafka import client
 from ftlayer.connectors.table_commits import CleaningSink, by_query, streaming_query, tried
 from ftlayer.errors import ConfigError, SinkError, SinkTargetError, UncommittableError
 
@@ -179,7 +162,7 @@ class MessageTransactions(Protocol):
     def read(self, group: str) -> Mark | None:
         """Return a group's newest mark; None: it has none."""
 
-    def run(self, written: Sequence[KafkaMessage], marks: Mapping[str, Mark]) -> None:
+    def run(self, written: Sequence[client.KafkaMessage], marks: Mapping[str, Mark]) -> None:
         """Produce rows and write marks, in one transaction.
 
         Raises `UncommittableError` if rows are gone; nothing has happened then.
@@ -199,13 +182,13 @@ class KafkaCommits:
         self._transactions = transactions
         self._remember_ms = remember_ms
 
-    def commit_messages(self, written: Iterable[KafkaMessage], now_ms: int) -> None:
+    def commit_messages(self, written: Iterable[client.KafkaMessage], now_ms: int) -> None:
         """Commit messages, but for those that are. Raises `UncommittableError`, and `SinkError`: it is unknown then."""
         self._transactions.fence()
-        by_execution: dict[str, list[KafkaMessage]] = {}
+        by_execution: dict[str, list[client.KafkaMessage]] = {}
         for message in written:
             by_execution.setdefault(message.execution, []).append(message)
-        todo: list[KafkaMessage] = []
+        todo: list[client.KafkaMessage] = []
         marks: dict[str, Mark] = {}
         for execution, messages in by_execution.items():
             known, commits = self._known(execution)
@@ -221,14 +204,14 @@ class KafkaCommits:
                 marks |= {group: Mark(commits + 1, text) for group, text in zip(groups, texts, strict=True)}
         self._run(todo, marks)
 
-    def commit_batch(self, query: str, batch: int, written: Sequence[KafkaMessage]) -> None:
+    def commit_batch(self, query: str, batch: int, written: Sequence[client.KafkaMessage]) -> None:
         """Commit a batch of a query, if it was not. One that is run again has other messages, of the same rows."""
         self._transactions.fence()
         mark = self._transactions.read(self._group(query))
         if mark is None or mark.offset <= batch:
             self._run(written, {self._group(query): Mark(batch + 1)})
 
-    def _run(self, written: Sequence[KafkaMessage], marks: Mapping[str, Mark]) -> None:
+    def _run(self, written: Sequence[client.KafkaMessage], marks: Mapping[str, Mark]) -> None:
         if not written:
             return
         self._transactions.run(written, marks)
@@ -252,7 +235,7 @@ class KafkaCommits:
             ) from error
         return known, max((mark.offset for mark in found), default=0)
 
-    def _is_open(self, message: KafkaMessage, known: CommitMarks, now_ms: int) -> bool:
+    def _is_open(self, message: client.KafkaMessage, known: CommitMarks, now_ms: int) -> bool:
         """Whether it is to be produced. Raises `UncommittableError` if that cannot be said."""
         if message.sink != self._name:
             raise UncommittableError(
@@ -422,7 +405,7 @@ Result = TypeVar("Result")
 class KafkaTransactions:
     """`MessageTransactions` of Kafka. After any error it begins anew with the fence, and that aborts what it had."""
 
-    def __init__(self, brokers: Brokers, transactional_id: str, files: Files) -> None:
+    def __init__(self, brokers: client.Brokers, transactional_id: str, files: Files) -> None:
         """``files`` has the rows of messages that are not in the messages themselves."""
         self._brokers, self._id, self._files = brokers, transactional_id, files
         self._producer: Any = None
@@ -432,18 +415,18 @@ class KafkaTransactions:
     def fence(self) -> None:
         if self._producer is None:
             producer = self._brokers.producer({**ERRORS_ONLY, "transactional.id": self._id})
-            self._doing("a transaction cannot be begun", lambda: producer.init_transactions(CALL_S))
+            self._doing("a transaction cannot be begun", lambda: producer.init_transactions(client.CALL_S))
             self._producer = producer
 
     def read(self, group: str) -> Mark | None:
         if self._admin is None:
             self._admin = self._brokers.admin()
-        found = self._doing(f"group {group!r} cannot be read", lambda: read_group(self._admin, group))
+        found = self._doing(f"group {group!r} cannot be read", lambda: client.read_group(self._admin, group))
         return max((Mark(*each) for each in found), key=lambda mark: mark.offset, default=None)
 
-    def run(self, written: Sequence[KafkaMessage], marks: Mapping[str, Mark]) -> None:
+    def run(self, written: Sequence[client.KafkaMessage], marks: Mapping[str, Mark]) -> None:
         # Before it begins: an open transaction holds back those who read the topic.
-        contents = [content_of(message, self._files) for message in written]
+        contents = [client.content_of(message, self._files) for message in written]
         self._doing("rows cannot be committed", lambda: self._run(contents, marks))
 
     def close(self) -> None:
@@ -455,20 +438,20 @@ class KafkaTransactions:
         producer.begin_transaction()
         deadline = time.monotonic() + ROWS_S
         for content in contents:
-            for batch in batches_of(content):
+            for batch in client.batches_of(content):
                 topic = topic or batch.column("topic")[0].as_py()
                 produce(producer, produced(batch), repeat(self._failed), deadline)
                 if self._refused is not None:
-                    raise kafka_library().KafkaException(self._refused[1])
+                    raise client.kafka_library().KafkaException(self._refused[1])
         for group, mark in marks.items():
             # Any partition will do that is there: the group has no members, and reads nothing.
-            offset = kafka_library().TopicPartition(topic, 0, mark.offset, metadata=mark.text)
-            producer.send_offsets_to_transaction([offset], group_metadata(group), CALL_S)
+            offset = client.kafka_library().TopicPartition(topic, 0, mark.offset, metadata=mark.text)
+            producer.send_offsets_to_transaction([offset], client.group_metadata(group), client.CALL_S)
         producer.commit_transaction(ROWS_S)
 
     def _failed(self, error: Any, message: Any) -> None:
         # The others are purged with their transaction.
-        if self._refused is None and refused_by_brokers(error):
+        if self._refused is None and client.refused_by_brokers(error):
             row = _row_of(message)
             self._refused = f"topic {row.topic!r}, partition {row.partition}: ", error
 
@@ -476,27 +459,29 @@ class KafkaTransactions:
         self._refused = None
         try:
             return work()
-        except (kafka_library().KafkaException, BufferError, TimeoutError) as error:
+        except (client.kafka_library().KafkaException, BufferError, TimeoutError) as error:
             # A call may fail before the report of the row that failed it was served.
-            deadline = time.monotonic() + CALL_S
-            while self._producer and not self._refused and refused_by_brokers(error) in ("row", "topic"):
+            deadline = time.monotonic() + client.CALL_S
+            while (
+                self._producer and not self._refused and client.refused_by_brokers(error) in ("row", "topic")
+            ):
                 self._producer.poll(POLL_S)
                 if time.monotonic() > deadline:
                     break
             self.close()
             place, said = self._refused or ("", error)
-            if refused_by_brokers(said):
+            if client.refused_by_brokers(said):
                 raise UncommittableError(
-                    f"{self._brokers.servers}: {what}: {place}{reason(said)}. Tried again they would be refused again: "
-                    f"{way_out(said)}, and start the job again, which commits them first"
+                    f"{self._brokers.servers}: {what}: {place}{client.reason(said)}. Tried again they would be refused "
+                    f"again: {client.way_out(said)}, and start the job again, which commits them first"
                 ) from error
             more = (
                 f": another sink with the name of this one (transactional.id {self._id!r}) produces now: give each job "
                 "that writes to a topic its own name"
-                if is_fenced(error)
+                if client.is_fenced(error)
                 else ""
             )
-            raise SinkError(f"{self._brokers.servers}: {what}: {reason(error)}{more}") from error
+            raise SinkError(f"{self._brokers.servers}: {what}: {client.reason(error)}{more}") from error
         except BaseException:
             self.close()
             raise
@@ -505,7 +490,7 @@ class KafkaTransactions:
 class PlainProducer:
     """An idempotent producer without transactions: what is tried again by librdkafka is not there twice."""
 
-    def __init__(self, brokers: Brokers, *, alone: bool = False) -> None:
+    def __init__(self, brokers: client.Brokers, *, alone: bool = False) -> None:
         """``alone``: each message is a batch of its own."""
         self._brokers, self._alone = brokers, alone
         self._producer: Any = None
@@ -551,10 +536,10 @@ class PlainProducer:
         while self._producer.flush(POLL_S) and self._error is None:
             pass
         if self._error is not None:
-            raise kafka_library().KafkaException(self._error)
+            raise client.kafka_library().KafkaException(self._error)
 
     def _failed(self, number: int, error: Any, message: Any) -> None:
-        if refused_by_brokers(error) in ("row", "topic"):
+        if client.refused_by_brokers(error) in ("row", "topic"):
             self._refused[number] = error, _row_of(message)
         else:
             self._error = error
@@ -566,9 +551,11 @@ class PlainProducer:
             if self._producer is not None:
                 self._producer.purge()
             self._producer = None
-            if isinstance(error, (kafka_library().KafkaException, BufferError, TimeoutError)):
-                kind = SinkTargetError if refused_by_brokers(error) else SinkError
-                raise kind(f"{self._brokers.servers}: rows cannot be produced: {reason(error)}") from error
+            if isinstance(error, (client.kafka_library().KafkaException, BufferError, TimeoutError)):
+                kind = SinkTargetError if client.refused_by_brokers(error) else SinkError
+                raise kind(
+                    f"{self._brokers.servers}: rows cannot be produced: {client.reason(error)}"
+                ) from error
             raise
 
 
@@ -580,7 +567,7 @@ def produce(
     ``reports``: for each row what is called, with the error and the message or row, if it is not taken: here, or while
     ``producer`` is polled or flushed.
     """
-    send, library = producer.produce, kafka_library()
+    send, library = producer.produce, client.kafka_library()
     for row, report in zip(rows, reports, strict=False):
         topic, value, key, partition, timestamp, headers = row
         while True:
@@ -600,7 +587,7 @@ def produce(
                     raise TimeoutError(f"brokers have not taken the rows in {ROWS_S:g} s") from None
                 producer.poll(POLL_S)
             except library.KafkaException as error:
-                if not refused_by_brokers(error):
+                if not client.refused_by_brokers(error):
                     raise
                 report(error.args[0], row)
                 break
@@ -620,7 +607,7 @@ MOST_MESSAGE_BYTES = 1_000_000
 
 @known_options
 @hides_secrets(lambda sink: sink._brokers.secrets)
-class KafkaSink(CleaningSink[KafkaMessage]):
+class KafkaSink(CleaningSink[client.KafkaMessage]):
     """Produces rows as messages of Kafka.
 
     Columns of a row: ``value`` (bytes or text; null is a tombstone), and where they are wanted ``key``, ``topic``,
@@ -637,7 +624,7 @@ class KafkaSink(CleaningSink[KafkaMessage]):
     nothing. `send` does the same for a topology that does not want to wait for a checkpoint.
     """
 
-    _kind = KafkaMessage
+    _kind = client.KafkaMessage
 
     def __init__(
         self,
@@ -691,9 +678,9 @@ class KafkaSink(CleaningSink[KafkaMessage]):
         if not exactly_once and staging is not None:
             raise ConfigError(f"staging: expected None with exactly_once=False, got {staging!r}")
         properties = dict(config or {})
-        check_properties(properties, "sink")
+        client.check_properties(properties, "sink")
         self._servers, self._topic, self._name = servers, topic, name or (topic or "")
-        self._brokers = Brokers(servers, "", tuple(sorted(properties.items())))
+        self._brokers = client.Brokers(servers, "", tuple(sorted(properties.items())))
         self._most_bytes = int(properties.get("message.max.bytes", MOST_MESSAGE_BYTES))
         self._staging = normal(os.fspath(staging)) if exactly_once and staging is not None else ""
         if self._staging:
@@ -707,9 +694,7 @@ class KafkaSink(CleaningSink[KafkaMessage]):
         self._transactions: dict[str, KafkaTransactions] = {}
         self._producer = PlainProducer(self._brokers)
 
-    # ------------------------------------------------------------ writing
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> KafkaMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> client.KafkaMessage:
         """Stage rows, or produce them. Raises `SinkError`, `RowsRejected`, `CheckpointStorageError`: nothing is staged
         then, and some rows may be produced.
         """
@@ -721,7 +706,7 @@ class KafkaSink(CleaningSink[KafkaMessage]):
             self._execution,
             f"{time.time_ns() // 1_000_000:012x}-{secrets.token_hex(8)}.arrows",
         )
-        staged, rows = StagedMessages(self._files(), file), 0
+        staged, rows = client.StagedMessages(self._files(), file), 0
         try:
 
             def checked() -> Iterator[pa.RecordBatch]:
@@ -731,7 +716,7 @@ class KafkaSink(CleaningSink[KafkaMessage]):
                         yield self._messages(batch, rows)
                         rows += batch.num_rows
 
-            encode(checked(), SCHEMA, staged)
+            client.encode(checked(), SCHEMA, staged)
             if rows:
                 staged.finish()
         except BaseException:
@@ -770,13 +755,13 @@ class KafkaSink(CleaningSink[KafkaMessage]):
                         self._producer.send(produced(messages), numbers.tolist())
                     break
         for number, error in self._producer.flush().items():
-            of_topic = refused_by_brokers(error) == "topic"
-            if of_topic and self._topic is not None and not is_of_partition(error):
+            of_topic = client.refused_by_brokers(error) == "topic"
+            if of_topic and self._topic is not None and not client.is_of_partition(error):
                 raise SinkTargetError(
-                    f"{self._brokers.servers}: rows cannot be produced: topic {self._topic!r}: {reason(error)}: "
-                    f"{way_out(error)}"
+                    f"{self._brokers.servers}: rows cannot be produced: topic {self._topic!r}: {client.reason(error)}: "
+                    f"{client.way_out(error)}"
                 )
-            refused[number] = f"brokers refuse it: {reason(error)}"
+            refused[number] = f"brokers refuse it: {client.reason(error)}"
         if refused:
             raise RowsRejected(dict(sorted(refused.items())))
         return rows
@@ -787,14 +772,14 @@ class KafkaSink(CleaningSink[KafkaMessage]):
 
         return whole_or_refused(batch.num_rows, first, messages)
 
-    def _message(self, rows: int, query: str, staged: StagedMessages | None = None) -> KafkaMessage:
+    def _message(
+        self, rows: int, query: str, staged: client.StagedMessages | None = None
+    ) -> client.KafkaMessage:
         self._written += 1
         own = (self._name, self._execution, self._writer, self._written, rows, query, _now_ms())
         if staged is None or not rows:
-            return KafkaMessage(*own)
-        return KafkaMessage(*own, staged.content, staged.path, staged.size)
-
-    # ------------------------------------------------------------ committing
+            return client.KafkaMessage(*own)
+        return client.KafkaMessage(*own, staged.content, staged.path, staged.size)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Produce the staged rows in one transaction, unless they are: all of them or none.
@@ -805,7 +790,7 @@ class KafkaSink(CleaningSink[KafkaMessage]):
         """
         if not self._staging:
             return
-        found = by_query(messages, KafkaMessage)
+        found = by_query(messages, client.KafkaMessage)
         for query, written in found.items():
             # The marks say each time what it has to do still.
             work = partial(self._commit, query, written, batch_id)
@@ -818,10 +803,10 @@ class KafkaSink(CleaningSink[KafkaMessage]):
         self._writer, self._written = secrets.token_hex(6), 0
         super().abort(messages, batch_id)
 
-    def _abort(self, written: list[KafkaMessage], batch_id: int) -> None:
+    def _abort(self, written: list[client.KafkaMessage], batch_id: int) -> None:
         self._remove(one.path for one in written)
 
-    def _clean(self, keep: list[KafkaMessage], older_than_ms: int) -> list[str]:
+    def _clean(self, keep: list[client.KafkaMessage], older_than_ms: int) -> list[str]:
         if not self._staging:
             return []
         files = self._files()
@@ -838,7 +823,7 @@ class KafkaSink(CleaningSink[KafkaMessage]):
             files.delete_empty(directory)
         return [join(files.url, path) for path in dead]
 
-    def _commit(self, query: str, written: list[KafkaMessage], batch: int) -> None:
+    def _commit(self, query: str, written: list[client.KafkaMessage], batch: int) -> None:
         commits = KafkaCommits(self._name, self._transactional(query), self._remember_ms)
         if query:
             commits.commit_batch(query, batch, written)
@@ -851,8 +836,6 @@ class KafkaSink(CleaningSink[KafkaMessage]):
             own = f"ftlayer-{self._name}" + (f"-{query}" if query else "")
             self._transactions[query] = KafkaTransactions(self._brokers, own, self._files())
         return self._transactions[query]
-
-    # ------------------------------------------------------------ staging
 
     @property
     def _directory(self) -> str:

@@ -19,15 +19,7 @@ from ftlayer.common.checks import Duration, check_int, check_text, check_texts, 
 from ftlayer.common.printable import hides_secrets
 from ftlayer.connectors.connections import MOST_S, Reconnecting
 from ftlayer.connectors.from_json import JSON_OPTIONS, with_schema
-from ftlayer.connectors.kafka.client import (
-    CALL_S,
-    Brokers,
-    ask_offsets,
-    check_properties,
-    is_away,
-    kafka_library,
-    reason,
-)
+from ftlayer.connectors.kafka import client
 from ftlayer.connectors.kafka.sink import REMEMBER, KafkaSink
 from ftlayer.connectors.logs import LogReader, Offsets
 from ftlayer.errors import ConfigError, SourceError
@@ -128,7 +120,7 @@ MAX_CONSUMERS = 64
 class PartitionConsumer:
     """Reads one partition. Messages behind the end of a range are kept for the next one."""
 
-    def __init__(self, brokers: Brokers, topic: str, partition: int, patience_s: float) -> None:
+    def __init__(self, brokers: client.Brokers, topic: str, partition: int, patience_s: float) -> None:
         """``patience_s``: how long messages that are there may not come."""
         self._servers = brokers.servers
         self._patience_s = patience_s
@@ -140,7 +132,7 @@ class PartitionConsumer:
 
     def read(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """Yield the messages [start, end). Raises `SourceError` if they are not there, or none comes for too long."""
-        kafka = kafka_library()
+        kafka = client.kafka_library()
         if self._next != start:
             self._ahead, self._eof = [], -1
             self._consumer.assign([kafka.TopicPartition(self._topic, self._partition, start)])
@@ -194,10 +186,10 @@ class PartitionConsumer:
             error = message.error()
             if error is None:
                 kept.append(message)
-            elif error.code() == kafka_library().KafkaError._PARTITION_EOF:
+            elif error.code() == client.kafka_library().KafkaError._PARTITION_EOF:
                 self._eof = message.offset()
-            elif not is_away(error):
-                raise SourceError(f"{self._place}: {reason(error)}")
+            elif not client.is_away(error):
+                raise SourceError(f"{self._place}: {client.reason(error)}")
         return kept
 
 
@@ -206,11 +198,11 @@ class Consumers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: dict[tuple[Brokers, str, int], PartitionConsumer] = {}
+        self._idle: dict[tuple[client.Brokers, str, int], PartitionConsumer] = {}
         self._process = os.getpid()
 
     def read(
-        self, brokers: Brokers, topic: str, partition: int, start: int, end: int, *, patience_s: float
+        self, brokers: client.Brokers, topic: str, partition: int, start: int, end: int, *, patience_s: float
     ) -> Iterator[pa.RecordBatch]:
         key = (brokers, topic, partition)
         with self._lock:
@@ -298,8 +290,8 @@ class KafkaSource(LogReader):
         super().__init__(max_rows)
         self.patience_ms = duration_ms(reconnect_timeout, "reconnect_timeout")
         properties = dict(config or {})
-        check_properties(properties, "source")
-        self._brokers = Brokers(servers, group, tuple(sorted(properties.items())))
+        client.check_properties(properties, "source")
+        self._brokers = client.Brokers(servers, group, tuple(sorted(properties.items())))
         self.servers, self.topics, self.group = servers, topics, group
         self._start = _checked_start(start, topics)
         self._admin: Any = None
@@ -330,7 +322,7 @@ class KafkaSource(LogReader):
         """Commit to the broker. That it cannot is logged: nothing depends on it."""
         if not self.group:
             return
-        kafka = kafka_library()
+        kafka = client.kafka_library()
         if self._committer is None:
             self._committer = self._brokers.consumer()
         try:
@@ -339,7 +331,7 @@ class KafkaSource(LogReader):
                 asynchronous=False,
             )
         except kafka.KafkaException as error:
-            logger.warning("group %r: offsets cannot be committed: %s", self.group, reason(error))
+            logger.warning("group %r: offsets cannot be committed: %s", self.group, client.reason(error))
 
     def stop(self) -> None:
         if self._committer is not None:
@@ -358,18 +350,18 @@ class KafkaSource(LogReader):
         found = self._asking(
             # Asked for by its name, one that is not there would be made by the brokers.
             f"topic {topic!r}",
-            lambda admin: admin.list_topics(timeout=CALL_S).topics.get(topic),
+            lambda admin: admin.list_topics(timeout=client.CALL_S).topics.get(topic),
         )
         if found is None:
             raise SourceError(f"topic {topic!r} at {self.servers}: there is no such topic; make it before")
         if found.error is not None or not found.partitions:
-            said = "it has no partitions" if found.error is None else reason(found.error)
+            said = "it has no partitions" if found.error is None else client.reason(found.error)
             raise SourceError(f"topic {topic!r} at {self.servers}: {said}")
         return [f"{topic}-{partition}" for partition in sorted(found.partitions)]
 
     def _offsets(self, wanted: Mapping[str, int]) -> Offsets:
         """Return offsets as they are, and what the earliest and latest ones are."""
-        kafka = kafka_library()
+        kafka = client.kafka_library()
         places: dict[int, list[Any]] = {EARLIEST: [], LATEST: []}
         for split, offset in wanted.items():
             if offset in places:
@@ -379,9 +371,9 @@ class KafkaSource(LogReader):
             return found
 
         def ask(admin: Any) -> Offsets:
-            futures = ask_offsets(self._brokers, admin, places[EARLIEST], places[LATEST])
+            futures = client.ask_offsets(self._brokers, admin, places[EARLIEST], places[LATEST])
             told = {
-                f"{place.topic}-{place.partition}": future.result(CALL_S).offset
+                f"{place.topic}-{place.partition}": future.result(client.CALL_S).offset
                 for place, future in futures.items()
             }
             for split, offset in told.items():
@@ -398,9 +390,9 @@ class KafkaSource(LogReader):
                 self._admin = self._brokers.admin()
             try:
                 return ask(self._admin)
-            except (kafka_library().KafkaException, TimeoutError) as error:
-                if not is_away(error):
-                    raise SourceError(f"{what} at {self.servers}: {reason(error)}") from error
+            except (client.kafka_library().KafkaException, TimeoutError) as error:
+                if not client.is_away(error):
+                    raise SourceError(f"{what} at {self.servers}: {client.reason(error)}") from error
                 tries.failed(error)
                 tries.wait(MOST_S)
 

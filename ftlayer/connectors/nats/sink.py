@@ -23,6 +23,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from ftlayer.common.checks import Duration, duration_ms, known_options
 from ftlayer.common.failures import RowsRejected
 from ftlayer.common.printable import described, hides_secrets, secrets_of, shown_url
+from ftlayer.connectors import table_commits
 from ftlayer.connectors.at_least_once import bodies_of, check_columns, column_of, texts_of
 from ftlayer.connectors.fitting import whole_or_refused
 from ftlayer.connectors.nats.client import (
@@ -34,13 +35,6 @@ from ftlayer.connectors.nats.client import (
     check_nats_url,
     check_subject,
     nats_library,
-)
-from ftlayer.connectors.table_commits import (
-    CleaningSink,
-    by_query,
-    commits_of,
-    streaming_query,
-    uncommittable,
 )
 from ftlayer.errors import ConfigError, SinkError, SinkTargetError
 
@@ -205,8 +199,6 @@ class NatsStreams:
     base: str
     client: Any
 
-    # ------------------------------------------------------------ streams
-
     async def make(self, remember_s: float) -> int:
         """Make the streams that are missing; return how many bytes a message may have.
 
@@ -249,8 +241,6 @@ class NatsStreams:
     def _api(self) -> Any:
         return self.client.jetstream(timeout=TIMEOUT_S)
 
-    # ------------------------------------------------------------ staged rows
-
     async def stage(self, message: str, first: int, chunks: Sequence[bytes]) -> None:
         """Store chunks of a message's rows, numbered from ``first``; those that are there change nothing."""
         subject = f"{self.base}.rows.{message}"
@@ -292,8 +282,6 @@ class NatsStreams:
                 found.append(subject.removeprefix(prefix))
         return found
 
-    # ------------------------------------------------------------ notes of commits
-
     async def note(self, commit: str) -> Note | None:
         """Return what is known of a commit; None: it was never begun, or is forgotten."""
         try:
@@ -321,8 +309,6 @@ class NatsStreams:
     def _subject_of(self, commit: str) -> str:
         # Ids of queries have characters that a subject may not have.
         return f"{self.base}.commits.{hashlib.sha256(commit.encode()).hexdigest()[:32]}"
-
-    # ------------------------------------------------------------ the target
 
     async def publish(self, named: Sequence[tuple[str, NatsRow]]) -> None:
         """Publish rows, in order. Those whose id the server knows it leaves out."""
@@ -480,7 +466,7 @@ class NatsMessage(WriterCommitMessage):
 
 @known_options
 @hides_secrets(lambda sink: secrets_of(sink._url))
-class NatsSink(CleaningSink[NatsMessage]):
+class NatsSink(table_commits.CleaningSink[NatsMessage]):
     """Publishes each row as a message of JetStream.
 
     ``write`` stages rows in a stream beside the target; the commit publishes them, each under an id of its own
@@ -545,7 +531,7 @@ class NatsSink(CleaningSink[NatsMessage]):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> NatsMessage:
         """Stage rows. Raises `SinkError` and `RowsRejected`; what was staged is removed then."""
-        query = streaming_query()
+        query = table_commits.streaming_query()
         message = f"{self._execution}-{secrets.token_hex(8)}"
         batches = (batch for batch in iterator if batch.num_rows)
         first = next(batches, None)
@@ -567,16 +553,16 @@ class NatsSink(CleaningSink[NatsMessage]):
         Raises `UncommittableError` if rows are gone that were never committed, and `SinkError` if the server cannot be
         reached (it is tried some times); then some may be published: call it again.
         """
-        found = by_query(messages, NatsMessage)
+        found = table_commits.by_query(messages, NatsMessage)
         if not found:
             return
         try:
             with self._session("committed") as session:
-                for commit_id, written in commits_of(found, batch_id):
+                for commit_id, written in table_commits.commits_of(found, batch_id):
                     ids, rows = [one.id for one in written], sum(one.rows for one in written)
                     session.do(partial(self._commit, commit_id, ids, rows))
         except SinkTargetError as error:
-            raise uncommittable(
+            raise table_commits.uncommittable(
                 str(error), found, batch_id, f" in {self._base}_rows; then start again"
             ) from error
 
@@ -592,8 +578,6 @@ class NatsSink(CleaningSink[NatsMessage]):
             dead = [each for each in found if each not in kept and not each.startswith(f"{self._execution}-")]
             session.do(lambda streams: streams.drop(dead))
         return dead
-
-    # ------------------------------------------------------------ staging and committing
 
     def _stage(
         self, session: _Session, message: str, most_bytes: int, batches: Iterable[pa.RecordBatch]

@@ -23,16 +23,7 @@ import pyarrow as pa
 from ftlayer.common.checks import Duration, check_choice, check_int, duration_ms, known_options
 from ftlayer.common.printable import hides_secrets, secrets_of, shown_url
 from ftlayer.connectors.connections import ServerReader
-from ftlayer.connectors.nats.client import (
-    TIMEOUT_S,
-    NatsAwayError,
-    NatsConnection,
-    check_credentials,
-    check_name,
-    check_nats_url,
-    check_subject,
-    nats_library,
-)
+from ftlayer.connectors.nats import client
 from ftlayer.connectors.nats.sink import NatsSink
 from ftlayer.connectors.queue_stream import QueueDataSource, pack_position, unpack_position
 from ftlayer.errors import SourceChangedError, SourceError
@@ -62,7 +53,7 @@ class Pull:
     One request at a time is under way: first for what there is, and when there is nothing, for what comes.
     """
 
-    def __init__(self, connection: NatsConnection, stream: str, consumer: str) -> None:
+    def __init__(self, connection: client.NatsConnection, stream: str, consumer: str) -> None:
         self._connection = connection
         self._stream, self._consumer = stream, consumer
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
@@ -139,7 +130,7 @@ class Pull:
             self._wait(until)
         count = min(most, len(self._received))
         if count == 0 and (self._failure is not None or self._connection.is_lost):
-            raise NatsAwayError(self._failure or "the connection was closed")
+            raise client.NatsAwayError(self._failure or "the connection was closed")
         taken = [self._received.popleft() for _ in range(count)]
         if self._is_filled and not self._received and self._failure is None:
             # There may be more, which comes while this is worked on.
@@ -180,8 +171,8 @@ class Pull:
         jetstream = self._connection.client.jetstream()
         try:
             self._connection.run(jetstream.consumer_info(self._stream, self._consumer))
-        except nats_library().js.errors.NotFoundError as error:
-            raise NatsAwayError("the consumer is gone") from error
+        except client.nats_library().js.errors.NotFoundError as error:
+            raise client.NatsAwayError("the consumer is gone") from error
 
     async def _send(self, replies: list[str], answer: bytes) -> None:
         for reply in replies:
@@ -564,12 +555,12 @@ class NatsSource(Queue):
         ``max_pending`` and ``ack_wait`` are set in a consumer that is there, too. Raises `ConfigError` if nats-py is
         missing, and for an option that will not do.
         """
-        check_nats_url(url)
-        check_credentials(credentials)
-        check_name(stream, "stream", "the name of a stream")
-        check_name(consumer, "consumer", "the name of a durable consumer")
+        client.check_nats_url(url)
+        client.check_credentials(credentials)
+        client.check_name(stream, "stream", "the name of a stream")
+        client.check_name(consumer, "consumer", "the name of a durable consumer")
         if subject is not None:
-            check_subject(subject, "subject", wildcards=True)
+            client.check_subject(subject, "subject", wildcards=True)
         check_choice(start, "start", START)
         check_int(max_pending, "max_pending", least=1)
         self.ack_wait_s = duration_ms(ack_wait, "ack_wait", least=1_000) / 1_000
@@ -609,7 +600,7 @@ class NatsSource(Queue):
 @hides_secrets(lambda reader: reader._secrets)
 class NatsReader(ServerReader):
     def __init__(self, source: NatsSource, member: Member, window: SequenceWindow) -> None:
-        hidden, errors = secrets_of(source.url), (NatsAwayError, nats_library().errors.Error)
+        hidden, errors = secrets_of(source.url), (client.NatsAwayError, client.nats_library().errors.Error)
         super().__init__(source.place, source.patience_ms, hidden, errors, _is_away, source.max_pending)
         self._source = source
         self._subtask = member.subtask
@@ -617,11 +608,9 @@ class NatsReader(ServerReader):
         self._window = window
         self._guard = threading.Lock()
         """Of the window: the connection's thread asks it what is not acknowledged."""
-        self._connection: NatsConnection | None = None
+        self._connection: client.NatsConnection | None = None
         self._pull: Pull | None = None
         self._last_reply: str | None = None
-
-    # ------------------------------------------------------------ what is called
 
     def _count(self) -> int:
         """See `waiting`. What other subtasks hold is not counted."""
@@ -630,7 +619,7 @@ class NatsReader(ServerReader):
         assert pull is not None
         if self._last_reply is not None:
             # This is answered when all acknowledgements before it have had their effect.
-            self._connection.run(self._connection.client.request(self._last_reply, timeout=TIMEOUT_S))
+            self._connection.run(self._connection.client.request(self._last_reply, timeout=client.TIMEOUT_S))
             self._last_reply = None
         info = self._connection.run(self._info())
         if self._is_alone:
@@ -652,11 +641,9 @@ class NatsReader(ServerReader):
                 logger.info("%s: messages are not given back at once: %s", self._source.place, error)
         self._disconnect()
 
-    # ------------------------------------------------------------ connecting
-
     def _connect(self) -> None:
         if self._pull is None:
-            self._connection = NatsConnection(self._source.url, self._source.credentials, self.wake_up)
+            self._connection = client.NatsConnection(self._source.url, self._source.credentials, self.wake_up)
             info = self._connection.run(self._prepared())
             self._noting_beginnings(lambda: self._window.reads(_subjects_of(info.config)))
             self._settle(info)
@@ -752,8 +739,6 @@ class NatsReader(ServerReader):
 
         self._connection.run(settle())
 
-    # ------------------------------------------------------------ fetching
-
     def _fetch(self, max_rows: int, wait_s: float) -> Fetched | None:
         assert self._pull is not None
         messages = self._pull.take(max_rows, wait_s)
@@ -781,8 +766,6 @@ class NatsReader(ServerReader):
             )
         return result
 
-    # ------------------------------------------------------------ acknowledging
-
     @property
     def _unacknowledged(self) -> int:
         return self._window.unacknowledged
@@ -806,7 +789,7 @@ class NatsReader(ServerReader):
 
 
 def _is_away(error: Exception) -> bool:
-    return isinstance(error, NatsAwayError)
+    return isinstance(error, client.NatsAwayError)
 
 
 def _subjects_of(config: Any) -> str:

@@ -23,23 +23,7 @@ import pyarrow as pa
 from ftlayer.common.checks import Duration, check_int, check_text, duration_ms, known_options, shown
 from ftlayer.common.printable import hides_secrets, secrets_of
 from ftlayer.connectors.connections import ServerReader
-from ftlayer.connectors.postgres import catalog
-from ftlayer.connectors.postgres.client import (
-    check_dsn,
-    connect,
-    database_of,
-    is_away,
-    psycopg_library,
-    reason,
-)
-from ftlayer.connectors.postgres.transactions import (
-    EPOCH_US,
-    ChangedRow,
-    LogPlace,
-    PgOutputError,
-    Transactions,
-    parse,
-)
+from ftlayer.connectors.postgres import catalog, client, transactions
 from ftlayer.connectors.queue_stream import pack_position, unpack_position
 from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.topology.operators import Fetched, Member, Queue
@@ -63,11 +47,11 @@ class CopyPlace:
     is_over: bool
 
 
-ChangePlace = LogPlace | CopyPlace
+ChangePlace = transactions.LogPlace | CopyPlace
 
 
 def pack_place(slot: str, system: str, place: ChangePlace, oid: int) -> bytes:
-    if isinstance(place, LogPlace):
+    if isinstance(place, transactions.LogPlace):
         state: list[object] = [system, *place]
     else:
         state = [system, place.token, place.rows, place.lsn, place.is_over]
@@ -78,7 +62,13 @@ def unpack_place(slot: str, position: bytes, of: str) -> tuple[str, ChangePlace,
     """Return what `pack_place` was given; `ConfigError` for the position of another source. ``of`` names this one."""
     (packed,) = unpack_position(position, (_KIND, slot), of)
     system, *state, oid = msgpack.unpackb(packed)
-    return system, LogPlace(*state) if len(state) == len(LogPlace._fields) else CopyPlace(*state), oid
+    return (
+        system,
+        transactions.LogPlace(*state)
+        if len(state) == len(transactions.LogPlace._fields)
+        else CopyPlace(*state),
+        oid,
+    )
 
 
 READ_ROWS = 10_000
@@ -97,7 +87,7 @@ class InitialCopy:
         self.made = catalog.make_slot(replication, slot, exports=True)
         self.token = secrets.token_bytes(8)
         self.rows = 0
-        self._connection = connect(dsn)
+        self._connection = client.connect(dsn)
         self._ahead: list[tuple[str | None, ...]] = []
         self.is_over = False
         try:
@@ -107,7 +97,7 @@ class InitialCopy:
             raise
 
     def _open(self, table: catalog.TableName, columns: Sequence[str]) -> None:
-        sql = psycopg_library().sql
+        sql = client.psycopg_library().sql
         texts = sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(name)) for name in columns)
         self._connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         self._connection.execute(
@@ -118,7 +108,7 @@ class InitialCopy:
         self._cursor.execute(statement)
         self._read(1)
 
-    def take(self, max_rows: int) -> list[ChangedRow]:
+    def take(self, max_rows: int) -> list[transactions.ChangedRow]:
         """Return the next rows; `is_over` says whether these are the last."""
         self._read(max_rows + 1)
         taken, self._ahead = self._ahead[:max_rows], self._ahead[max_rows:]
@@ -126,7 +116,7 @@ class InitialCopy:
         self.rows += len(taken)
         self.is_over = not self._ahead
         return [
-            ChangedRow(OPERATION, self.made.lsn, place, None, None, columns)
+            transactions.ChangedRow(OPERATION, self.made.lsn, place, None, None, columns)
             for place, columns in enumerate(taken, first)
         ]
 
@@ -191,7 +181,7 @@ class ReplicationStream:
         self._received = 0
         self._is_asked = False
         self._pings: deque[float] = deque(maxlen=_MOST_PINGS)
-        sql = psycopg_library().sql
+        sql = client.psycopg_library().sql
         command = sql.SQL(
             "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {})"
         ).format(
@@ -200,8 +190,8 @@ class ReplicationStream:
             sql.Literal(sql.Identifier(publication).as_string(None)),
         )
         result = self._pg.exec_(command.as_string(connection).encode())
-        if result.status != psycopg_library().pq.ExecStatus.COPY_BOTH:
-            raise psycopg_library().errors.error_from_result(result, encoding="utf-8")
+        if result.status != client.psycopg_library().pq.ExecStatus.COPY_BOTH:
+            raise client.psycopg_library().errors.error_from_result(result, encoding="utf-8")
         self._pg.nonblocking = 1
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
@@ -313,7 +303,9 @@ class ReplicationStream:
             else:
                 last_heard = now
             if now - last_heard > SILENCE_S:
-                raise psycopg_library().OperationalError(f"the server has said nothing for {SILENCE_S:g} s")
+                raise client.psycopg_library().OperationalError(
+                    f"the server has said nothing for {SILENCE_S:g} s"
+                )
             self._wait(has_room, max(0.0, last_report + self._report_s - now))
 
     def _wait(self, has_room: bool, wait_s: float) -> None:
@@ -367,10 +359,10 @@ class ReplicationStream:
         now = time.monotonic()
         self._pings.append(now)
         if len(self._pings) == _MOST_PINGS and now - self._pings[0] < _PINGS_S:
-            raise psycopg_library().OperationalError("the server shuts down")
+            raise client.psycopg_library().OperationalError("the server shuts down")
 
     def _report(self, confirmed: int, *, asks: bool) -> None:
-        now_us = int(time.time() * 1_000_000) - EPOCH_US
+        now_us = int(time.time() * 1_000_000) - transactions.EPOCH_US
         received = max(self._received, confirmed)
         self._pg.put_copy_data(_STATUS.pack(b"r", received, confirmed, confirmed, now_us, asks))
         self._reported, self._is_asked = confirmed, False
@@ -378,9 +370,9 @@ class ReplicationStream:
     def _end(self) -> Exception:
         result = self._pg.get_result()
         if result is not None and result.error_message:
-            found: Exception = psycopg_library().errors.error_from_result(result, encoding="utf-8")
+            found: Exception = client.psycopg_library().errors.error_from_result(result, encoding="utf-8")
             return found
-        return psycopg_library().OperationalError("the server has ended the stream")  # type: ignore[no-any-return]
+        return client.psycopg_library().OperationalError("the server has ended the stream")  # type: ignore[no-any-return]
 
 
 MOST_COUNTED = 10_000
@@ -431,8 +423,8 @@ class PostgresChangesReader(ServerReader):
         *,
         stored: bool,
     ) -> None:
-        errors, hidden = (psycopg_library().Error,), secrets_of(source.dsn)
-        super().__init__(source.place, source.patience_ms, hidden, errors, is_away)
+        errors, hidden = (client.psycopg_library().Error,), secrets_of(source.dsn)
+        super().__init__(source.place, source.patience_ms, hidden, errors, client.is_away)
         self._source = source
         self._schema = schema
         self._columns = schema.names[5:-2]
@@ -445,7 +437,7 @@ class PostgresChangesReader(ServerReader):
             self._system, self._place, self._oid = unpack_place(source.slot, position, source.place)
         # Whether what the reader before this one has fetched is not durable, for all that is known.
         self._is_held = self._place is not None and not stored
-        self._confirmed = self._place.lsn if stored and isinstance(self._place, LogPlace) else 0
+        self._confirmed = self._place.lsn if stored and isinstance(self._place, transactions.LogPlace) else 0
         self._turn = self._durable = 0
         self._copied_turn = 0
         self._replication: Any = None
@@ -460,8 +452,6 @@ class PostgresChangesReader(ServerReader):
         self._look_again_at = 0
         self._told: dict[str, object] = {}
 
-    # ------------------------------------------------------------ what is called
-
     def acknowledge(self, receipts: Sequence[ChangesReceipt]) -> None:
         super().acknowledge(receipts)
         if self._is_aside and self._is_copy_durable:
@@ -472,8 +462,6 @@ class PostgresChangesReader(ServerReader):
         if (stream := self._stream) is not None:
             stream.wake_up()
 
-    # ------------------------------------------------------------ connecting
-
     def _connect(self) -> None:
         """Connect, unless that is done: to stream, or to copy the table first."""
         if self._stream is not None and self._stream.is_over:
@@ -481,12 +469,12 @@ class PostgresChangesReader(ServerReader):
         if self._copy is not None or self._stream is not None:
             return
         source = self._source
-        self._replication = connect(source.dsn, replication=True)
+        self._replication = client.connect(source.dsn, replication=True)
         system, end = catalog.identify(self._replication)
         if self._place is not None and self._system is not None:
             catalog.check_place(source.slot, system, self._system, self._place.lsn, end)
         self._system = system
-        with connect(source.dsn) as connection:
+        with client.connect(source.dsn) as connection:
             (timeout_ms,) = connection.execute(_TIMEOUT).fetchone()
             table = catalog.describe(connection, source.table)
             if self._oid in (0, table.oid) or self._is_copied_anew:
@@ -548,9 +536,9 @@ class PostgresChangesReader(ServerReader):
             self._replication, slot.name, self._source.publication, start, self._confirmed, report_s
         )
 
-    def _new_transactions(self) -> Transactions:
-        start = self._place if isinstance(self._place, LogPlace) else None
-        return Transactions(self._oid, self._columns, start, self._source.whole_rows)
+    def _new_transactions(self) -> transactions.Transactions:
+        start = self._place if isinstance(self._place, transactions.LogPlace) else None
+        return transactions.Transactions(self._oid, self._columns, start, self._source.whole_rows)
 
     def _disconnect(self) -> None:
         copy, self._copy = self._copy, None
@@ -566,14 +554,12 @@ class PostgresChangesReader(ServerReader):
                 connection.close()
 
     def _refusal(self, error: Exception) -> SourceError:
-        if isinstance(error, psycopg_library().errors.UndefinedObject):
+        if isinstance(error, client.psycopg_library().errors.UndefinedObject):
             return SourceChangedError(
                 f"{self._source.place}: publication {self._source.publication!r} was dropped: what was changed while "
-                f"there is none cannot be had from this slot ({reason(error)}); {catalog.ANEW}"
+                f"there is none cannot be had from this slot ({client.reason(error)}); {catalog.ANEW}"
             )
-        return SourceError(f"{self._source.place}: {reason(error)}")
-
-    # ------------------------------------------------------------ the initial copy
+        return SourceError(f"{self._source.place}: {client.reason(error)}")
 
     @property
     def _is_copy_durable(self) -> bool:
@@ -591,8 +577,6 @@ class PostgresChangesReader(ServerReader):
             logger.info("%s: %d rows were copied", self._source.place, copy.rows)
             self._disconnect()
         return fetched
-
-    # ------------------------------------------------------------ changes
 
     def _count(self) -> int | None:
         """See `waiting`. Not known while the table is copied, and for more than 10,000 changes."""
@@ -636,7 +620,7 @@ class PostgresChangesReader(ServerReader):
             return
         source = self._source
         if self._control is None:
-            self._control = connect(source.dsn)
+            self._control = client.connect(source.dsn)
         (end,) = self._control.execute(_END).fetchone()
         state = catalog.state_of(self._control, self._oid, source.table, source.publication)
         self._look_at_s = time.monotonic() + LOOK_S
@@ -664,7 +648,7 @@ class PostgresChangesReader(ServerReader):
             logger.warning("%s: %s", self._source.place, text)
         self._told[kind] = what
 
-    def _fetched(self, rows: list[ChangedRow], end: int | None) -> Fetched:
+    def _fetched(self, rows: list[transactions.ChangedRow], end: int | None) -> Fetched:
         assert self._system is not None
         assert self._place is not None
         self._turn += 1
@@ -685,8 +669,8 @@ class PostgresChangesReader(ServerReader):
                 continue
             self._is_all = False
             try:
-                self._transactions.feed(parse(data), len(data))
-            except PgOutputError as error:
+                self._transactions.feed(transactions.parse(data), len(data))
+            except transactions.PgOutputError as error:
                 raise SourceError(f"{self._source.place}: the server sent {error}") from error
         if received:
             self._send_acknowledgements()
@@ -716,7 +700,7 @@ class PostgresChangesReader(ServerReader):
     def _has_reached_end(self) -> bool:
         """Receive until the server has sent all that there is now; False: that is too much, or takes too long."""
         if self._control is None:
-            self._control = connect(self._source.dsn)
+            self._control = client.connect(self._source.dsn)
         (end,) = self._control.execute(_END).fetchone()
         give_up = time.monotonic() + (COUNT_S if self._reached else COUNT_FIRST_S)
         while self._reached < end:
@@ -786,7 +770,7 @@ class PostgresChangesSource(Queue):
 
         Raises `ConfigError` if psycopg is missing, and for an option that will not do.
         """
-        check_dsn(dsn)
+        client.check_dsn(dsn)
         if not isinstance(slot, str) or not _SLOT.fullmatch(slot):
             raise ConfigError(f"slot: expected up to 55 of a-z, 0-9 and _, got {shown(slot)}")
         if publication != "":
@@ -813,10 +797,12 @@ class PostgresChangesSource(Queue):
         Raises `ConfigError` for a table or column that is not there, `SourceError` if the server cannot be reached.
         """
         try:
-            with connect(self.dsn) as connection:
+            with client.connect(self.dsn) as connection:
                 table = catalog.describe(connection, self.table)
-        except psycopg_library().Error as error:
-            raise SourceError(f"{self.place}: its columns cannot be asked for: {reason(error)}") from error
+        except client.psycopg_library().Error as error:
+            raise SourceError(
+                f"{self.place}: its columns cannot be asked for: {client.reason(error)}"
+            ) from error
         wanted = self._wanted or [column.name for column in table.columns if not column.is_generated]
         return catalog.schema_of_changes(table.fields(wanted, self._as_text))
 
@@ -830,4 +816,4 @@ class PostgresChangesSource(Queue):
 
     @property
     def place(self) -> str:
-        return f"slot {self.slot!r}, table {self.table.quoted} of {database_of(self.dsn)}"
+        return f"slot {self.slot!r}, table {self.table.quoted} of {client.database_of(self.dsn)}"

@@ -15,25 +15,9 @@ from pyspark.sql.datasource import WriterCommitMessage
 from ftlayer.common.checks import check_text, known_options
 from ftlayer.common.failures import RowsRejected
 from ftlayer.common.printable import hides_secrets, secrets_of
+from ftlayer.connectors import table_commits
 from ftlayer.connectors.fitting import chunked
-from ftlayer.connectors.postgres.client import (
-    Fault,
-    check_dsn,
-    database_of,
-    fault_of,
-    psycopg_library,
-    reason,
-    refusal,
-)
-from ftlayer.connectors.table_commits import (
-    CleaningSink,
-    Result,
-    by_query,
-    streaming_batch,
-    streaming_query,
-    tried,
-    uncommittable,
-)
+from ftlayer.connectors.postgres import client
 from ftlayer.errors import SinkError, SinkTargetError
 from ftlayer.functions.data_sources import DataSourceOptions, OptionsDataSource
 
@@ -63,7 +47,7 @@ class RefusedRow:
 
 @known_options
 @hides_secrets(lambda sink: secrets_of(sink._dsn))
-class PostgresSink(CleaningSink[PostgresMessage]):
+class PostgresSink(table_commits.CleaningSink[PostgresMessage]):
     """Writes rows into a table of PostgreSQL.
 
     ``write`` copies them into a staging table, in a transaction of its own; the commit moves them into the table and
@@ -91,18 +75,18 @@ class PostgresSink(CleaningSink[PostgresMessage]):
         Raises `ConfigError` if psycopg is missing, or a name that will not do.
         """
         super().__init__()
-        check_dsn(dsn)
+        client.check_dsn(dsn)
         if name != "":
             check_text(name, "name")
         self._dsn = dsn
         self._table = table
         self._name = name or table
-        self._place = f"table {table} of {database_of(dsn)}"
+        self._place = f"table {table} of {client.database_of(dsn)}"
         self._tables()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PostgresMessage:
         """Stage rows, all or none. Raises `SinkError`, `RowsRejected`, and `ConfigError` for a generated column."""
-        query = streaming_query()
+        query = table_commits.streaming_query()
         chunks = chunked(iterator)
         first = next(chunks, None)
         message = secrets.token_hex(16)
@@ -132,7 +116,7 @@ class PostgresSink(CleaningSink[PostgresMessage]):
 
         if not query:
             return True
-        batch = streaming_batch()
+        batch = table_commits.streaming_batch()
         return bool(batch) and not is_entered(connection, self._tables(), self._name, f"{query}/{batch}")
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
@@ -142,13 +126,13 @@ class PostgresSink(CleaningSink[PostgresMessage]):
         there, closed, or another one than it was. Raises `SinkError` if the database cannot be reached (it is tried
         some times); then it is unknown whether it happened: call it again.
         """
-        found = by_query(messages, PostgresMessage)
+        found = table_commits.by_query(messages, PostgresMessage)
         if not found:
             return
         try:
             self._trying("committed", lambda connection: self._commit(connection, found, batch_id))
         except SinkError as error:
-            if fault_of(error.__cause__) not in (Fault.TARGET, Fault.ROW):
+            if client.fault_of(error.__cause__) not in (client.Fault.TARGET, client.Fault.ROW):
                 raise
             from ftlayer.connectors.postgres.staging import SUFFIX
 
@@ -156,7 +140,7 @@ class PostgresSink(CleaningSink[PostgresMessage]):
                 f" in {self._table}{SUFFIX}: make the table take them (as it was, with its columns and rights) and "
                 "start again; or see which it refuses, and drop or divert them, by `ftlayer checkpoints refused`"
             )
-            raise uncommittable(str(error), found, batch_id, way) from error.__cause__
+            raise table_commits.uncommittable(str(error), found, batch_id, way) from error.__cause__
 
     def _abort(self, written: list[PostgresMessage], batch_id: int) -> None:
         from ftlayer.connectors.postgres.staging import drop
@@ -188,8 +172,8 @@ class PostgresSink(CleaningSink[PostgresMessage]):
         """
         from ftlayer.connectors.postgres import staging
 
-        psycopg, tables = psycopg_library(), self._tables()
-        staged = list(chain.from_iterable(by_query(messages, PostgresMessage).values()))
+        psycopg, tables = client.psycopg_library(), self._tables()
+        staged = list(chain.from_iterable(table_commits.by_query(messages, PostgresMessage).values()))
         with self._transaction("looked at") as connection:
             staging.check_staged(connection, tables, self._name, staged)
             with contextlib.suppress(SinkTargetError, psycopg.Error), connection.transaction():
@@ -236,29 +220,31 @@ class PostgresSink(CleaningSink[PostgresMessage]):
 
         return tables_of(self._table)
 
-    def _trying(self, doing: str, work: Callable[[Any], Result]) -> Result:
+    def _trying(self, doing: str, work: Callable[[Any], table_commits.Result]) -> table_commits.Result:
         """Do it in a transaction, again if the connection is lost: each has its effect once."""
 
-        def transacted() -> Result:
+        def transacted() -> table_commits.Result:
             with self._transaction(doing) as connection:
                 return work(connection)
 
-        return tried(
+        return table_commits.tried(
             transacted,
             secrets_of(self._dsn),
-            may_help=lambda error: fault_of(error.__cause__) in (Fault.AWAY, Fault.PASSES),
+            may_help=lambda error: (
+                client.fault_of(error.__cause__) in (client.Fault.AWAY, client.Fault.PASSES)
+            ),
         )
 
     @contextlib.contextmanager
     def _transaction(self, doing: str) -> Iterator[Any]:
-        psycopg = psycopg_library()
+        psycopg = client.psycopg_library()
         try:
             with psycopg.connect(self._dsn) as connection:
                 yield connection
         except psycopg.Error as error:
-            fault = fault_of(error)
-            kind = SinkTargetError if fault in (Fault.CLOSED, Fault.TARGET) else SinkError
-            said = (refusal if fault is Fault.ROW else reason)(error)
+            fault = client.fault_of(error)
+            kind = SinkTargetError if fault in (client.Fault.CLOSED, client.Fault.TARGET) else SinkError
+            said = (client.refusal if fault is client.Fault.ROW else client.reason)(error)
             raise kind(f"{self._place}: rows cannot be {doing}: {said}") from error
 
 

@@ -16,23 +16,8 @@ import pyarrow as pa
 from ftlayer.common.checks import Duration, check_text, duration_ms, known_options
 from ftlayer.common.printable import hides_secrets, secrets_of
 from ftlayer.connectors.connections import ServerReader
-from ftlayer.connectors.postgres.catalog import (
-    TableDescription,
-    check_names,
-    describe,
-    named,
-    sequence_of,
-    to_column,
-)
+from ftlayer.connectors.postgres import catalog, client
 from ftlayer.connectors.postgres.changes_reader import PostgresChangesSource
-from ftlayer.connectors.postgres.client import (
-    check_dsn,
-    connect,
-    database_of,
-    is_away,
-    psycopg_library,
-    reason,
-)
 from ftlayer.connectors.queue_stream import QueueDataSource, pack_position, unpack_position
 from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.topology.operators import Fetched, Member, Queue
@@ -113,8 +98,8 @@ class PostgresTableReader(ServerReader):
     def __init__(
         self, source: PostgresTableSource, growing: Growing, subtask: int, position: bytes | None
     ) -> None:
-        errors, hidden = (psycopg_library().Error,), secrets_of(source.dsn)
-        super().__init__(source.place, source.patience_ms, hidden, errors, is_away)
+        errors, hidden = (client.psycopg_library().Error,), secrets_of(source.dsn)
+        super().__init__(source.place, source.patience_ms, hidden, errors, client.is_away)
         self._source = source
         self._growing = growing
         self._schema = source.schema
@@ -127,11 +112,9 @@ class PostgresTableReader(ServerReader):
         self._due = self._checked_s = 0.0
         self._pause_s = _FIRST_S
 
-    # ------------------------------------------------------------ fetching
-
     def _count(self) -> int | None:
         """See `waiting`: also rows that wait for transactions, or for their delay; up to a million."""
-        sql = psycopg_library().sql
+        sql = client.psycopg_library().sql
         statement = sql.SQL("SELECT count(*) FROM (SELECT FROM {} WHERE {} LIMIT {}) rows").format(
             self._table, self._behind(), sql.Literal(MOST_COUNTED + 1)
         )
@@ -157,7 +140,7 @@ class PostgresTableReader(ServerReader):
                 self._pause_s = _FIRST_S
 
     def _read(self, max_rows: int) -> list[tuple[str | None, ...]]:
-        sql = psycopg_library().sql
+        sql = client.psycopg_library().sql
         names = self._growing.names
         wanted = sql.SQL(", ").join(
             sql.SQL("{}::text").format(sql.Identifier(name)) for name in (*self._schema.names, *names)
@@ -173,14 +156,17 @@ class PostgresTableReader(ServerReader):
     def _fetched(self, rows: list[tuple[str | None, ...]]) -> Fetched:
         count = len(self._schema)
         columns = list(zip(*rows, strict=True))
-        arrays = [to_column(texts, field) for texts, field in zip(columns[:count], self._schema, strict=True)]
+        arrays = [
+            catalog.to_column(texts, field)
+            for texts, field in zip(columns[:count], self._schema, strict=True)
+        ]
         self._last = tuple(str(value) for value in rows[-1][count:])
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         return Fetched(batch, self._subtask, self._pack(self._last), None)
 
     def _next_bound(self) -> Any:
         """Return a condition of rows before which nothing can come any more; None: there are none now."""
-        sql = psycopg_library().sql
+        sql = client.psycopg_library().sql
         growing = self._growing
         if growing.is_xid:
             if self._newest(None) is None:
@@ -202,7 +188,7 @@ class PostgresTableReader(ServerReader):
         return self._compared("<=", settled)
 
     def _newest(self, condition: Any) -> Values | None:
-        sql = psycopg_library().sql
+        sql = client.psycopg_library().sql
         names = sql.SQL(", ").join(
             sql.SQL("{}::text").format(sql.Identifier(name)) for name in self._growing.names
         )
@@ -219,11 +205,11 @@ class PostgresTableReader(ServerReader):
         if self._last is None or growing.hold_s is not None or now_s < self._checked_s + _CHECK_S:
             return
         self._checked_s, read = now_s, int(self._last[0])
-        sql, connection = psycopg_library().sql, self._connection
+        sql, connection = client.psycopg_library().sql, self._connection
         if growing.is_xid:
             newest = int(connection.execute(_NEWEST_XID).fetchone()[0])
         else:
-            _, last = sequence_of(connection, self._source.table.quoted, growing.names[0])
+            _, last = catalog.sequence_of(connection, self._source.table.quoted, growing.names[0])
             at = sql.SQL("SELECT FROM {} WHERE {} >= {}").format(
                 self._table, sql.Identifier(growing.names[0]), sql.Literal(read)
             )
@@ -239,15 +225,13 @@ class PostgresTableReader(ServerReader):
     def _asked(self, statement: str) -> set[str]:
         return {name for (name,) in self._connection.execute(statement)}
 
-    # ------------------------------------------------------------ parts of statements
-
     @property
     def _table(self) -> Any:
-        sql = psycopg_library().sql
+        sql = client.psycopg_library().sql
         return sql.SQL("{} AS {}").format(sql.SQL(self._source.table.quoted), sql.Identifier(_ALIAS))
 
     def _behind(self) -> Any:
-        sql = psycopg_library().sql
+        sql = client.psycopg_library().sql
         source = self._source
         if self._last is not None:
             return self._compared(">", self._last)
@@ -257,7 +241,7 @@ class PostgresTableReader(ServerReader):
         return sql.SQL("{} > {}::{}").format(sql.Identifier(column), sql.Literal(source.after), sql.SQL(kind))
 
     def _compared(self, how: str, values: Values) -> Any:
-        sql = psycopg_library().sql
+        sql = client.psycopg_library().sql
         growing = self._growing
         names = sql.SQL(", ").join(map(sql.Identifier, growing.names))
         literals = sql.SQL(", ").join(
@@ -267,7 +251,7 @@ class PostgresTableReader(ServerReader):
         return sql.SQL("({}) {} ({})").format(names, sql.SQL(how), literals)
 
     def _held_back(self) -> Any:
-        sql = psycopg_library().sql
+        sql = client.psycopg_library().sql
         growing = self._growing
         if growing.hold_s is None:
             return None
@@ -280,20 +264,20 @@ class PostgresTableReader(ServerReader):
 
     def _order(self, direction: str) -> Any:
         # A bare name would be that of the text that is selected, whose order is another.
-        sql = psycopg_library().sql
+        sql = client.psycopg_library().sql
         return sql.SQL(", ").join(
             sql.SQL("{}{}").format(sql.Identifier(_ALIAS, name), sql.SQL(direction))
             for name in self._growing.names
         )
 
-    # ------------------------------------------------------------ connection and positions
-
     def _connect(self) -> None:
         if self._connection is None:
-            self._connection = connect(self._source.dsn)
+            self._connection = client.connect(self._source.dsn)
             (is_standby,) = self._connection.execute("SELECT pg_is_in_recovery()").fetchone()
             if is_standby:
-                raise psycopg_library().OperationalError("a standby answers, which does not know what runs")
+                raise client.psycopg_library().OperationalError(
+                    "a standby answers, which does not know what runs"
+                )
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -303,7 +287,7 @@ class PostgresTableReader(ServerReader):
         self._settling = self._bound = None
 
     def _refusal(self, error: Exception) -> SourceError:
-        return SourceError(f"{self._source.place}: {reason(error)}")
+        return SourceError(f"{self._source.place}: {client.reason(error)}")
 
     def _pack(self, last: Values) -> bytes:
         return pack_position(self._named, msgpack.packb(last))
@@ -372,18 +356,18 @@ class PostgresTableSource(Queue):
 
         Raises `ConfigError` if psycopg is missing, and for an option that will not do.
         """
-        check_dsn(dsn)
+        client.check_dsn(dsn)
         check_text(column, "column", "the name of a column")
         if after is not None:
             check_text(after, "after", "a value of the column as a text")
         self.dsn = dsn
-        self.table = named(table)
+        self.table = catalog.named(table)
         self._column = column
-        self._key = check_names(key, "key")
+        self._key = catalog.check_names(key, "key")
         if column in self._key:
             raise ConfigError(f"key: {column!r} is the column itself")
-        self._wanted = check_names(columns, "columns")
-        self._as_text = check_names(as_text, "as_text")
+        self._wanted = catalog.check_names(columns, "columns")
+        self._as_text = catalog.check_names(as_text, "as_text")
         self.after = after
         self._delay_ms = None if delay is None else duration_ms(delay, "delay", least=0)
         self.poll_s = duration_ms(poll_interval, "poll_interval") / 1_000
@@ -407,17 +391,19 @@ class PostgresTableSource(Queue):
 
     @property
     def place(self) -> str:
-        return f"table {self.table.quoted} of {database_of(self.dsn)}"
+        return f"table {self.table.quoted} of {client.database_of(self.dsn)}"
 
     @cached_property
     def _opened(self) -> tuple[list[pa.Field], Growing]:
         try:
-            with connect(self.dsn) as connection:
-                table = describe(connection, self.table)
+            with client.connect(self.dsn) as connection:
+                table = catalog.describe(connection, self.table)
                 (is_standby,) = connection.execute("SELECT pg_is_in_recovery()").fetchone()
-                cache, _ = sequence_of(connection, self.table.quoted, self._column)
-        except psycopg_library().Error as error:
-            raise SourceError(f"{self.place}: its columns cannot be asked for: {reason(error)}") from error
+                cache, _ = catalog.sequence_of(connection, self.table.quoted, self._column)
+        except client.psycopg_library().Error as error:
+            raise SourceError(
+                f"{self.place}: its columns cannot be asked for: {client.reason(error)}"
+            ) from error
         if is_standby:
             raise ConfigError(
                 f"dsn: {self.place} is a standby, which does not know what runs at its primary: rows would be left out"
@@ -429,7 +415,7 @@ class PostgresTableSource(Queue):
             )
         return table.fields(self._wanted, self._as_text), self._growing(table)
 
-    def _growing(self, table: TableDescription) -> Growing:
+    def _growing(self, table: catalog.TableDescription) -> Growing:
         column = table.column(self._column, "column")
         time = _TIME.fullmatch(column.type)
         if column.type not in (*_NUMBERS, _XID) and time is None:
@@ -452,7 +438,7 @@ class PostgresTableSource(Queue):
         types = tuple(each.type for each in (column, *key))
         return Growing(names, types, column.type == _XID, hold_s)
 
-    def _key_of(self, table: TableDescription) -> tuple[str, ...]:
+    def _key_of(self, table: catalog.TableDescription) -> tuple[str, ...]:
         if not self._key and (self._column,) in table.keys:
             return ()
         primary = table.keys[0] if table.has_primary_key else ()

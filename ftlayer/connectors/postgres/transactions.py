@@ -348,8 +348,6 @@ class Transactions:
         end = max((unit.end for unit in taken if unit.end is not None), default=None)
         return replace(taken[-1], rows=rows, end=end)
 
-    # ------------------------------------------------------------ one transaction
-
     def _skipped_of(self, begin: Begin) -> int | None:
         if begin.lsn < self._start.lsn:
             return None
@@ -391,8 +389,6 @@ class Transactions:
         last = self._units[-1]
         last.behind = max(last.behind, LogPlace(lsn))
         last.end = last.behind.lsn
-
-    # ------------------------------------------------------------ rows
 
     def _places_in(self, relation: Relation) -> tuple[int | None, ...] | None:
         """Return where the columns are in its rows; None for another table."""

@@ -11,30 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.errors import StateSerializationError
-from ftlayer.functions.chains.fused import (
-    Fused,
-    KeyColumns,
-    PreparedStep,
-    Processing,
-    Reducing,
-    fuse,
-    has_run,
-    is_one_to_one,
-    unhashable,
-)
-from ftlayer.functions.conversion import (
-    DICTS,
-    PLAIN_CODES,
-    UNREADABLE,
-    VALUES,
-    Form,
-    array_of,
-    codes_of,
-    column_of,
-    concat,
-    python_values,
-    records_in_form,
-)
+from ftlayer.functions import conversion
+from ftlayer.functions.chains import fused
 from ftlayer.functions.failures import I64, NO_RULES, SegmentOutcome, SideOutput, failure_of, raise_signalled
 from ftlayer.functions.keyed import NAN, convert, misfit_of
 from ftlayer.functions.steps import Filter, FlatMap
@@ -44,7 +22,7 @@ from ftlayer.records.kernels import native
 
 
 def take_side_outputs(
-    step: Processing, form: Form, parents: I64, refuse: Callable[[RowFailure], None]
+    step: fused.Processing, form: conversion.Form, parents: I64, refuse: Callable[[RowFailure], None]
 ) -> list[SideOutput]:
     """Convert what has been put out since the last time; ``refuse`` takes what does not fit its schema.
 
@@ -58,10 +36,10 @@ def take_side_outputs(
 
 
 def _converted(
-    step: Processing,
+    step: fused.Processing,
     tag: str,
     schema: pa.Schema,
-    form: Form,
+    form: conversion.Form,
     records: list[Any],
     parents: I64,
     refuse: Callable[[RowFailure], None],
@@ -80,7 +58,7 @@ def _converted(
 # `ftlayer.functions.chains.fused` is its reference, and does what it cannot.
 
 
-_READ = frozenset({*PLAIN_CODES, pa.float32(), pa.large_string(), pa.large_binary()})
+_READ = frozenset({*conversion.PLAIN_CODES, pa.float32(), pa.large_string(), pa.large_binary()})
 
 Objects = tuple[list[Any] | None, ...]
 """For each column None, or its values where the C extension cannot read them."""
@@ -99,31 +77,35 @@ def not_plain(schema: pa.Schema) -> bool:
 
 def objects_in(batch: pa.RecordBatch) -> Objects:
     """Return the values of columns that the C extension cannot read. Raises one of `UNREADABLE`."""
-    return tuple(None if column.type in _READ else python_values(column) for column in batch.columns)
+    return tuple(
+        None if column.type in _READ else conversion.python_values(column) for column in batch.columns
+    )
 
 
 def batch_of(columns: Sequence[Any], rows: int, schema: pa.Schema, *, lax: bool) -> pa.RecordBatch:
     """Return the columns of results as a batch. Raises what `to_batch` raises for objects that do not fit."""
     arrays = []
     for field, column in zip(schema, columns, strict=True):
-        made = array_of(field.type, rows, column)
-        arrays.append(column_of(made, field, lax=lax) if isinstance(made, list) else made)
+        made = conversion.array_of(field.type, rows, column)
+        arrays.append(conversion.column_of(made, field, lax=lax) if isinstance(made, list) else made)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def records_from(columns: Sequence[Any], rows: int, schema: pa.Schema, form: Form) -> list[Any]:
+def records_from(columns: Sequence[Any], rows: int, schema: pa.Schema, form: conversion.Form) -> list[Any]:
     """Return results as the functions have returned them: plain values come out of Arrow as they went in."""
-    made = [array_of(field.type, rows, column) for field, column in zip(schema, columns, strict=True)]
+    made = [
+        conversion.array_of(field.type, rows, column) for field, column in zip(schema, columns, strict=True)
+    ]
     values = [column if isinstance(column, list) else column.to_pylist() for column in made]
-    if form is DICTS:
+    if form is conversion.DICTS:
         return [dict(zip(schema.names, record, strict=True)) for record in zip(*values, strict=True)]
     return values[0] if len(values) == 1 else list(zip(*values, strict=True))
 
 
 def driver_of(
-    steps: Sequence[PreparedStep],
+    steps: Sequence[fused.PreparedStep],
     schema: pa.Schema,
-    form: Form,
+    form: conversion.Form,
     log: UndoLog | None,
     *,
     keeps: bool = False,
@@ -135,14 +117,14 @@ def driver_of(
     aggregates of the first `Reducing` may lie beside their keys until `write_back`; the driver alone changes its table.
     ``lax`` as for `to_batch`.
     """
-    codes = codes_of(schema)
-    are_dicts = form is DICTS
-    if not (are_dicts or form is VALUES) or not steps or not codes:
+    codes = conversion.codes_of(schema)
+    are_dicts = form is conversion.DICTS
+    if not (are_dicts or form is conversion.VALUES) or not steps or not codes:
         return None
     driven = [known for step in steps if (known := _driven(step, form, keeps)) is not None]
     if len(driven) < len(steps):
         return None
-    logs = any(isinstance(step, Reducing) and isinstance(step.table, UndoValues) for step in steps)
+    logs = any(isinstance(step, fused.Reducing) and isinstance(step.table, UndoValues) for step in steps)
     return native.ChainDriver(
         tuple(driven),
         codes,
@@ -155,21 +137,21 @@ def driver_of(
     )
 
 
-def _driven(step: PreparedStep, form: Form, keeps: bool) -> tuple[Any, ...] | None:
+def _driven(step: fused.PreparedStep, form: conversion.Form, keeps: bool) -> tuple[Any, ...] | None:
     match step:
-        case Processing():
+        case fused.Processing():
             return None
-        case Reducing():
-            return _reduce(step, keeps) if form is VALUES else None
+        case fused.Reducing():
+            return _reduce(step, keeps) if form is conversion.VALUES else None
         case Filter():
-            return "filter", step.function, has_run
+            return "filter", step.function, fused.has_run
         case FlatMap():
             return "flat_map", step.function, form.results
         case _:
             return "map", step.function
 
 
-def _reduce(step: Reducing, keeps: bool) -> tuple[Any, ...] | None:
+def _reduce(step: fused.Reducing, keeps: bool) -> tuple[Any, ...] | None:
     table: Any = step.table
     lookup = None
     if isinstance(table, UndoValues):
@@ -190,14 +172,14 @@ def _reduce(step: Reducing, keeps: bool) -> tuple[Any, ...] | None:
     )
 
 
-def _positions(key: KeyColumns) -> tuple[int | None, ...]:
+def _positions(key: fused.KeyColumns) -> tuple[int | None, ...]:
     """Return where the parts of the key lie in a record; None: it is the record."""
     return tuple(None if key.width == 1 else column.position for column in key.columns)
 
 
 def _refusing(uid: str) -> Callable[[Any], NoReturn]:
     def refuse(key: Any) -> NoReturn:
-        raise unhashable(uid, key) from None
+        raise fused.unhashable(uid, key) from None
 
     return refuse
 
@@ -223,9 +205,9 @@ class RecordSegment:
 
     def __init__(
         self,
-        steps: Sequence[PreparedStep],
+        steps: Sequence[fused.PreparedStep],
         schema: pa.Schema,
-        form: Form,
+        form: conversion.Form,
         made_by: str = "",
         log: UndoLog | None = None,
         *,
@@ -244,18 +226,18 @@ class RecordSegment:
         self._steps = steps
         self._schema = schema
         self._form = form
-        self._loop = fuse(steps, form, log=log)
+        self._loop = fused.fuse(steps, form, log=log)
         makers = [step for step in steps if not isinstance(step, Filter)]
         maker = makers[-1] if makers else None if made_by else steps[-1]
         self._maker = made_by if maker is None else maker.uid
         self._maker_rules = NO_RULES if maker is None else maker.rules
         self._driver = driver_of(steps, schema, form, log, keeps=keeps, lax=self._maker_rules.lax)
         for step in steps if keeps and self._driver is not None else ():
-            if isinstance(step, Reducing) and step.state is not None:
+            if isinstance(step, fused.Reducing) and step.state is not None:
                 step.state.cache(self)
-        self.has_objects = any(field.type not in PLAIN_CODES for field in schema)
-        self._single = is_one_to_one(steps)
-        self._processing = [step for step in steps if isinstance(step, Processing)]
+        self.has_objects = any(field.type not in conversion.PLAIN_CODES for field in schema)
+        self._single = fused.is_one_to_one(steps)
+        self._processing = [step for step in steps if isinstance(step, fused.Processing)]
 
     @property
     def progress(self) -> int:
@@ -298,8 +280,8 @@ class RecordSegment:
             self._driver.write_back()
 
     @cached_property
-    def _checked_loop(self) -> Fused:
-        return fuse(self._steps, self._form, checked=True, log=self._log)
+    def _checked_loop(self) -> fused.Fused:
+        return fused.fuse(self._steps, self._form, checked=True, log=self._log)
 
     def run(self, rows: pa.RecordBatch | list[Any], parents: I64, times: I64 | None = None) -> SegmentOutcome:
         """Run rows, or records that are Python objects already, through the functions.
@@ -340,7 +322,7 @@ class _SegmentRun:
         if len(self._pieces) == 1:
             batch, parents = self._pieces[0]
         else:
-            batch = concat([batch for batch, _ in self._pieces], self._segment._schema)
+            batch = conversion.concat([batch for batch, _ in self._pieces], self._segment._schema)
             parents = np.concatenate([parents for _, parents in self._pieces])
         return SegmentOutcome(batch, parents, self._failures, side)
 
@@ -380,7 +362,7 @@ class _SegmentRun:
             chunk = rows.slice(start, CHUNK_ROWS)
             try:
                 objects = objects_in(chunk)
-            except UNREADABLE:
+            except conversion.UNREADABLE:
                 driven = None
             else:
                 try:
@@ -406,7 +388,7 @@ class _SegmentRun:
 
         def fail(place: int, step: int, error: BaseException, mark: int) -> None:
             if step < 0:  # As if the first function had raised it.
-                (said,) = records_in_form(rows.slice(place, 1), segment._form)
+                (said,) = conversion.records_in_form(rows.slice(place, 1), segment._form)
                 step, error = 0, said if isinstance(said, Exception) else error
             self._fail(first + place, step, error, mark)
 
@@ -450,8 +432,8 @@ class _SegmentRun:
         segment = self._segment
         try:
             records, loop = segment._form.read(chunk), segment._loop
-        except UNREADABLE:
-            records, loop = records_in_form(chunk, segment._form), segment._checked_loop
+        except conversion.UNREADABLE:
+            records, loop = conversion.records_in_form(chunk, segment._form), segment._checked_loop
         loop(records, self._out, self._counts, self._fail, self._times)
 
     def _times_by_place(self, times: I64 | None) -> Sequence[Any]:

@@ -17,18 +17,10 @@ import pyarrow as pa
 
 from ftlayer.common.printable import text_of
 from ftlayer.errors import ResultRowError
+from ftlayer.functions import conversion
 from ftlayer.functions.aggregates import AggregatePlan, AggregateTable, overflow_error
 from ftlayer.functions.chains.fused import MAX_FUSED, PreparedStep, Processing
 from ftlayer.functions.chains.record_segment import RecordSegment
-from ftlayer.functions.conversion import (
-    VALUES,
-    Form,
-    cast_strictly,
-    check_values,
-    concat,
-    no_such,
-    records_in_form,
-)
 from ftlayer.functions.current import current_tries, for_calls
 from ftlayer.functions.failures import (
     I64,
@@ -121,7 +113,7 @@ class AsyncSegment:
         progress: how many calls have come to their end. Another thread may look.
     """
 
-    def __init__(self, step: MapAsync, form: Form, pace: RateLimiter | None = None) -> None:
+    def __init__(self, step: MapAsync, form: conversion.Form, pace: RateLimiter | None = None) -> None:
         """``pace`` says when a call may be made; None: at once."""
         self._step = step
         self._pace = pace
@@ -130,7 +122,7 @@ class AsyncSegment:
 
     def run(self, rows: pa.RecordBatch | list[Any], parents: I64, times: I64 | None = None) -> SegmentOutcome:
         """Call the function for each row; ``parents`` is what each comes from. Times make no difference."""
-        records = rows if isinstance(rows, list) else records_in_form(rows, self._form)
+        records = rows if isinstance(rows, list) else conversion.records_in_form(rows, self._form)
         calls = _Calls(self._step, records, parents, self._count, self._pace)
         asyncio.run_coroutine_threadsafe(calls.make(), _loop()).result()
         return self._outcome(calls, parents)
@@ -305,7 +297,7 @@ class WindowSegment:
         self._step = step
         self._log = log
         self._done = 0
-        self.by_record = RecordSegment([step.processing], step.processing.schema, VALUES, log=log)
+        self.by_record = RecordSegment([step.processing], step.processing.schema, conversion.VALUES, log=log)
 
     @property
     def progress(self) -> int:
@@ -371,7 +363,7 @@ class BatchSegment:
         self._run(rows, parents, done, failures)
         if len(done) == 1:
             return SegmentOutcome(*done[0], failures)
-        whole = concat([result for result, _ in done], self._step.schema)
+        whole = conversion.concat([result for result, _ in done], self._step.schema)
         origins: I64 = np.concatenate([part for _, part in done]) if done else np.zeros(0, np.int64)
         return SegmentOutcome(whole, origins, failures)
 
@@ -434,7 +426,9 @@ class BatchSegment:
             rows = np.arange(batch.num_rows, dtype=np.int64)
         columns = []
         for field in step.schema:
-            columns.append(cast_strictly(result.column(field.name), field.type, f"column {field.name!r}"))
+            columns.append(
+                conversion.cast_strictly(result.column(field.name), field.type, f"column {field.name!r}")
+            )
             if not field.nullable and columns[-1].null_count:
                 raise ValueError(f"column {field.name!r} is null and may not be")
         return pa.RecordBatch.from_arrays(columns, schema=step.schema), rows
@@ -449,9 +443,8 @@ class BatchSegment:
         known = {*step.schema.names, *((ROW_TAG, ATTEMPT_TAG, FIRST_FAILED_TAG) if step.tagged else ())}
         if not step.rules.lax and not known.issuperset(names):
             extra = next(name for name in names if name not in known)
-            raise ValueError(
-                f"{step.uid!r} returned more than its schema has: {no_such('column', extra, step.schema.names)}"
-            )
+            said = conversion.no_such("column", extra, step.schema.names)
+            raise ValueError(f"{step.uid!r} returned more than its schema has: {said}")
 
     def _from_pandas(self, result: Any) -> pa.RecordBatch:
         """Convert as the schema says: inference would not know a map, nor an empty list's type."""
@@ -466,10 +459,10 @@ class BatchSegment:
         for field in schema:
             series, what = result[field.name], f"column {field.name!r}"
             if series.dtype == object:
-                check_values(series[series.notna()].tolist(), field.type, what, lax=step.rules.lax)
+                conversion.check_values(series[series.notna()].tolist(), field.type, what, lax=step.rules.lax)
                 columns.append(pa.array(series, field.type, from_pandas=True))
             else:
-                columns.append(cast_strictly(pa.array(series, from_pandas=True), field.type, what))
+                columns.append(conversion.cast_strictly(pa.array(series, from_pandas=True), field.type, what))
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -497,7 +490,7 @@ NO_PACES: Mapping[str, RateLimiter] = {}
 
 def segments_of(
     steps: Sequence[PreparedStep | BatchStep],
-    form: Form,
+    form: conversion.Form,
     made_by: str = "",
     paces: Mapping[str, RateLimiter] = NO_PACES,
     log: UndoLog | None = None,
@@ -525,7 +518,9 @@ def segments_of(
     return segments
 
 
-def _alone(step: BatchStep, form: Form, paces: Mapping[str, RateLimiter], log: UndoLog | None) -> Segment:
+def _alone(
+    step: BatchStep, form: conversion.Form, paces: Mapping[str, RateLimiter], log: UndoLog | None
+) -> Segment:
     if isinstance(step, Aggregating):
         return AggregateSegment(step, log)
     if isinstance(step, Windowing):
