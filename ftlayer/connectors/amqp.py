@@ -68,8 +68,6 @@ def check_amqp_url(url: object) -> None:
 
 @dataclass(slots=True)
 class _Channel:
-    """A channel of pika's, and what has closed it."""
-
     open: Any
     closed: Exception | None = None
 
@@ -257,7 +255,6 @@ class _Message:
 
     @property
     def refused(self) -> str | None:
-        """Why AMQP has no way to send it, if so."""
         if self.routing_key is None:
             return "its routing key is null"
         for name, text in (("routing key", self.routing_key), ("message_id", self.id or "")):
@@ -667,7 +664,6 @@ class AmqpReader(ServerReader):
         )
 
     def _receive(self, max_rows: int, wait_s: float) -> None:
-        """Wait for a message, and receive what comes right behind it."""
         connection = self._connection
         assert connection is not None
         connection.run(lambda: self._delivered or self._cancelled, wait_s)

@@ -165,8 +165,6 @@ class WriterNumbers:
 
 @dataclass(frozen=True)
 class SentMessage(WriterCommitMessage):
-    """How many rows one `SendingWriter.write` has sent."""
-
     rows: int
 
 

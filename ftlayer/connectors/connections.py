@@ -178,7 +178,6 @@ class ServerReader(QueueReader):
 
     @property
     def _unacknowledged(self) -> int:
-        """How many messages were fetched, and wait to be acknowledged."""
         return 0
 
     def _refusal(self, error: Exception) -> SourceError:

@@ -198,7 +198,6 @@ class DeltaMessage(WriterCommitMessage):
 
     @property
     def id(self) -> str:
-        """The name by which commits of the table know it."""
         return f"{self.writer}-{self.number}"
 
 
@@ -410,7 +409,6 @@ def check_partitions(schema: pa.Schema, partition_by: tuple[str, ...], place: st
 
 
 def partitions(rows: pa.Table, partition_by: tuple[str, ...]) -> Iterator[tuple[PartitionValues, pa.Table]]:
-    """Return the rows of each partition, without the columns that say which it is."""
     if not partition_by:
         yield (), rows
         return
@@ -521,7 +519,6 @@ class TableFiles:
         return size
 
     def size(self, path: str) -> int | None:
-        """Return a file's size; None: there is none."""
         from pyarrow.fs import FileType
 
         (found,) = self._fs.get_file_info([f"{self._root}/{path}"])
@@ -533,7 +530,6 @@ class TableFiles:
             self._fs.delete_file(f"{self._root}/{path}")
 
     def names(self) -> list[str]:
-        """Return the files that are in the directory itself."""
         from pyarrow.fs import FileSelector, FileType
 
         found = self._fs.get_file_info(FileSelector(self._root, recursive=False))

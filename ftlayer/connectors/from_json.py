@@ -169,7 +169,6 @@ class FromJson:
         return pa.concat_arrays(parts) if parts else pa.nulls(0, pa.struct(self._fields)), corrupt
 
     def _read(self, values: pa.Array) -> pa.StructArray:
-        """Return an object for each value. Raises `ValueError` if one does not fit."""
         try:
             objects = self._parsed(values)
         except pa.ArrowException as error:

@@ -183,8 +183,6 @@ _QUERY = re.compile(r"(\d+) (\d+) (\S*)")
 
 
 class Commits:
-    """What the properties of a table say, and what they are to say."""
-
     def __init__(self, properties: Mapping[str, str], remember_ms: int, now_ms: int, place: str) -> None:
         """Read them. ``remember_ms``: for how long a writer, or a query, is known behind its last commit."""
         self._properties = {name: value for name, value in properties.items() if name.startswith(PREFIX)}

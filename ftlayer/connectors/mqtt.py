@@ -274,7 +274,6 @@ class MqttSession:
         self.close()
 
     def close(self) -> None:
-        """Disconnect; the session stays."""
         self._client.disconnect()
         self._client.loop_stop()
 
@@ -612,7 +611,6 @@ class MqttSource(Queue):
         return pack_position(("mqtt", self.filter), secrets.token_bytes(8))
 
     def check_position(self, position: bytes) -> None:
-        """Raise `ConfigError` for a position of something else."""
         unpack_position(position, ("mqtt", self.filter), self.place)
 
 

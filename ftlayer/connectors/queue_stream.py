@@ -72,7 +72,6 @@ class RedeliveryWindow:
 
     @property
     def unacknowledged(self) -> int:
-        """How many deliveries of this channel were taken, and wait for their turn."""
         return self._waiting[-1][0] - self._acknowledged if self._waiting else 0
 
     def take(self, deliveries: Iterable[tuple[int, str | None, bool]]) -> list[bool]:
@@ -246,7 +245,6 @@ class Spool:
             return reader.read_all()
 
     def positions(self, number: int) -> dict[int, bytes]:
-        """Return the positions behind the rows of a file. Raises `SourceError` if it is not there."""
         metadata = self.read(number).schema.metadata or {}
         found: dict[int, bytes] = msgpack.unpackb(metadata[_POSITIONS], strict_map_key=False)
         return found
@@ -297,7 +295,6 @@ class QueueStreamReader(MessageReader):
     """
 
     def __init__(self, queue: Queue, spool: str, max_rows: int) -> None:
-        """``max_rows``: of a batch."""
         self._queue = queue
         self._url = spool
         self._max_rows = max_rows
@@ -335,7 +332,6 @@ class QueueStreamReader(MessageReader):
         self._ends = True
 
     def _fetch_all(self, reader: QueueReader) -> None:
-        """Fetch what waits now; where the queue cannot say how much that is, until nothing comes for a moment."""
         waiting = reader.waiting()
         if waiting is None:
             while self._fetch(None, WAIT_S):
@@ -344,7 +340,6 @@ class QueueStreamReader(MessageReader):
             waiting -= fetched
 
     def latestOffset(self, start: dict[str, int], limit: data_sources.ReadLimit) -> dict[str, int]:  # noqa: N802
-        """Fetch what there is, up to the limit."""
         self._opened()
         if self._end < start["next"]:
             raise SourceChangedError(

@@ -448,7 +448,6 @@ def to_rows(entries: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _times(ids: pa.Array) -> pa.Array:
-    """Return when entries came: the milliseconds that their ids begin with."""
     begins = pc.list_element(pc.split_pattern(ids, "-", max_splits=1), 0)
     try:
         milliseconds = begins.cast(pa.int64()).to_numpy()
@@ -651,7 +650,6 @@ class RedisReader(ServerReader):
         self._begun = True
 
     def _check_end(self) -> None:
-        """Raise `SourceChangedError` if the stream ends before what was read of it."""
         read = max((one.last for one in self._consumers), key=_number_of)
         if read == _FROM_THE_FIRST:
             return

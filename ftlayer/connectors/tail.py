@@ -250,7 +250,6 @@ class TailPlace:
 
 
 def tail_of(before: bytes) -> bytes:
-    """Return what tells the last bytes before a place from others."""
     return hashlib.blake2b(before[-TAIL_BYTES:], digest_size=12).digest()
 
 
@@ -265,7 +264,6 @@ def pack(number: int, places: Sequence[TailPlace]) -> bytes:
 
 
 def unpack(position: bytes) -> tuple[int, list[TailPlace]]:
-    """Return what was packed; `ConfigError` for the position of another source."""
     number, places = unpack_position(position, _NAME, "a growing file", (int, list))
     return number, [TailPlace(*each) for each in places]
 
@@ -309,7 +307,6 @@ class _File:
         return TailPlace(self.seen.log, self.seen.inode, self.offset, self.tail, self.is_ended)
 
     def go_to(self, offset: int, before: bytes) -> None:
-        """Go on at this place, which has these bytes before it."""
         self.offset, self.tail = offset, tail_of(before)
         self.idle = _NEVER
 

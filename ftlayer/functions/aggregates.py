@@ -182,7 +182,6 @@ class AggregatePlan:
         return [key_column(batch, name) for name in self.keys]
 
     def taken(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return what the C extension takes, a column for each aggregate."""
         columns = [each.taken(batch) for each in self.aggregates]
         return pa.RecordBatch.from_arrays(columns, names=[str(place) for place in range(len(columns))])
 
@@ -323,7 +322,6 @@ class AggregatesPerRecord:
 
 
 def overflow_error(aggregate: TypedAggregate) -> OverflowError:
-    """Return the error of a record with which a sum, or a column of results, would be too large."""
     call = aggregate.call
     if call.function == "sum":
         return OverflowError(f"the sum of {call.column!r} would be beyond {aggregate.result}")
@@ -527,7 +525,6 @@ class AggregateValues:
         return list(VALUES.read(pa.RecordBatch.from_arrays(columns, schema=plan.state)))
 
     def take_changed(self) -> I32:
-        """Return the slots that have changed since the last time, ascending."""
         return np.sort(np.frombuffer(self.accumulators.take_dirty(), np.int32))
 
 
@@ -586,7 +583,6 @@ class AggregateTable:
         self._values.accumulators.compact()
 
     def restore(self, kept: Kept, _: object) -> None:
-        """Take the changes of a batch back, the latest first."""
         accumulators, before = kept
         assert accumulators is self._values.accumulators, "a batch is in its undo log and was written back"
         accumulators.restore(before)

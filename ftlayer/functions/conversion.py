@@ -73,7 +73,6 @@ def codes_of(schema: pa.Schema) -> bytes:
 def array_of(
     kind: pa.DataType, rows: int, column: tuple[bytes | None, bytes | list[Any], bytes | None, int]
 ) -> pa.Array | list[Any]:
-    """Return what the C extension has written of a column as an array; a list as it is."""
     validity, values, text, nulls = column
     if isinstance(values, list):
         return values
@@ -103,8 +102,6 @@ def raw_type(kind: pa.DataType) -> pa.DataType:
 
 
 class Form(Protocol):
-    """The form in which a user's function gets a record."""
-
     def read(self, batch: pa.RecordBatch) -> Sequence[Any]:
         """Return the rows as records; one of `UNREADABLE` if Python cannot hold a value of them."""
 
@@ -211,7 +208,6 @@ VALUES: Form = _Values()
 
 
 def records_of(batch: pa.RecordBatch) -> Sequence[Record | Exception]:
-    """Return the rows as dicts; in the place of one that Python cannot hold, why."""
     return records_in_form(batch, DICTS)
 
 

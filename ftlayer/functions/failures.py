@@ -349,7 +349,6 @@ def traceback_of(error: BaseException, most: int = MAX_TRACEBACK) -> str:
 
 
 def this_process(what: str) -> str:
-    """Return where failures of this process happen, in words; ``what`` the process is."""
     return f"{what} on {socket.gethostname()}, pid {os.getpid()}"
 
 
@@ -376,7 +375,6 @@ class SegmentOutcome:
 
 
 def without_rows(batch: pa.RecordBatch, parents: I64, failed: I64) -> tuple[pa.RecordBatch, I64]:
-    """Leave out the rows that come from the input rows ``failed``."""
     keep = ~np.isin(parents, failed)
     if keep.all():
         return batch, parents
@@ -384,7 +382,6 @@ def without_rows(batch: pa.RecordBatch, parents: I64, failed: I64) -> tuple[pa.R
 
 
 def first_of_each(failures: Iterable[RowFailure]) -> list[RowFailure]:
-    """Return the first failure of each row, by their rows."""
     first: dict[int, RowFailure] = {}
     for failure in failures:
         first.setdefault(failure.row, failure)

@@ -22,8 +22,6 @@ else:  # A default is of Python 3.13.
 
 
 class KeyedCall(Protocol):
-    """Knows the current key and processing time."""
-
     key: Any
     now_ms: int
 

@@ -220,12 +220,10 @@ class StateTtl:
 
 
 def lifetime_ms(ttl: StateTtl) -> int:
-    """Return for how long a value is there, in milliseconds."""
     return duration_ms(ttl.time, "StateTtl: time")
 
 
 def is_expired(stamped: Stamped, now_ms: int) -> bool:
-    """Whether a stamped value is over, and may be removed by any reader."""
     return stamped[0] <= now_ms
 
 

@@ -62,7 +62,6 @@ class ExpiringValue(ValueHandle):
         self._refreshes = ttl.refresh_on_read
 
     def get(self) -> Any:
-        """Return the value, the default if there is none or it is over. After changing it in place, `set` it."""
         key = self._context.key
         stamped = self._table.get(key, NOTHING)
         if stamped is NOTHING:
@@ -79,8 +78,6 @@ class ExpiringValue(ValueHandle):
 
 
 class ExpiringList(ListHandle):
-    """A list a key, each of whose values has its own time."""
-
     __slots__ = ("_refreshes", "_stamp")
 
     def __init__(self, context: KeyedCall, table: ListTable, ttl: StateTtl, own: Own = None) -> None:
@@ -96,7 +93,6 @@ class ExpiringList(ListHandle):
         self._table.extend(self._context.key, list(map(self._stamp, added)))
 
     def get(self) -> list[Any]:
-        """Return a list of the values that are not over, the caller's own."""
         key, now_ms = self._context.key, self._context.now_ms
         found = self._table.get(key)
         values = [stamped[1] for stamped in found if not is_expired(stamped, now_ms)]
@@ -108,8 +104,6 @@ class ExpiringList(ListHandle):
 
 
 class ExpiringMap(MapHandle):
-    """A mapping a key, each of whose items has its own time."""
-
     __slots__ = ("_refreshes", "_stamp")
 
     def __init__(self, context: KeyedCall, table: MapTable, ttl: StateTtl, own: Own = None) -> None:
@@ -131,7 +125,6 @@ class ExpiringMap(MapHandle):
         return self.get(field, NOTHING) is not NOTHING
 
     def get(self, field: Any, default: Any = None) -> Any:
-        """Return an item's value, or ``default`` if there is none or it is over."""
         try:
             return self[field]
         except KeyError:
@@ -170,7 +163,6 @@ class ExpiringMap(MapHandle):
 
 
 def _stamp(context: KeyedCall, ttl: StateTtl) -> Callable[[Any], Stamped]:
-    """Return what makes a value one that is written now."""
     time_ms = lifetime_ms(ttl)
     return lambda value: (context.now_ms + time_ms, value)
 
@@ -387,7 +379,6 @@ class Context:
         self._place = place
 
     def _leave(self) -> None:
-        """Forget the key: nothing is being processed."""
         with suppress(AttributeError):
             del self.key
 

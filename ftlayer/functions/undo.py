@@ -343,8 +343,6 @@ class UndoValues(MutableMapping[Key, Any]):
 
 
 class UndoLists:
-    """A table of lists: `ftlayer.functions.keyed.ListTable`."""
-
     def __init__(self, table: ListTable, log: Changes) -> None:
         self._table = table
         self._log = log
@@ -500,7 +498,6 @@ def finds_as_dict(table: MutableMapping[Key, Any]) -> TypeGuard[dict[Key, Any]]:
 
 
 def logged(state: Any, log: Changes) -> UndoItems | UndoBroadcast:
-    """Return a list, or a mapping, of operator state with changes that go into ``log``."""
     return UndoBroadcast(state, log) if isinstance(state, dict) else UndoItems(state, log)
 
 
@@ -692,8 +689,6 @@ class UndoQueue:
 
 
 class UndoTimers:
-    """The timers of one operator: `ftlayer.functions.keyed.Timers`."""
-
     def __init__(self, timers: Timers, log: UndoLog) -> None:
         self.event = UndoQueue(timers.event, log)
         self.processing = UndoQueue(timers.processing, log)
@@ -726,8 +721,6 @@ class UndoBackend:
 
 
 class UndoState:
-    """The keyed state of one operator: `ftlayer.functions.keyed.KeyedState`."""
-
     def __init__(self, state: KeyedState, log: Changes) -> None:
         self._state = state
         self._log = log

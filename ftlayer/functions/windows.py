@@ -247,7 +247,6 @@ def _apart(named: Any) -> tuple[Key, int]:
 
 
 def _forget(timed: Bools, due: I32) -> None:
-    """A batch is taken back, and the timers that it has set."""
     timed[due] = False
 
 
@@ -397,7 +396,6 @@ class WindowFunction(ProcessFunction):
     def __init__(
         self, windows: WindowKind, content: Content, lateness_ms: int = 0, late_tag: str | None = None
     ) -> None:
-        """``late_tag`` None: late records are dropped."""
         self.kind = windows
         self._content = content
         self._lateness_ms = lateness_ms

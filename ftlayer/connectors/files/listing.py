@@ -92,8 +92,6 @@ def unpacked(packed: Iterable[Sequence[Any]]) -> list[Entry]:
 
 @dataclass(frozen=True)
 class FilePieces(InputPartition):
-    """What one task reads, in this order."""
-
     pieces: tuple[Piece, ...]
 
 

@@ -169,8 +169,6 @@ KEPT = 100
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A file that waits for its commit: where it is, where it goes, how large it is."""
-
     temporary: str
     target: str
     size: int
@@ -182,7 +180,6 @@ class BatchLog:
         self._directory = join(DIRECTORY, part(query))
 
     def find(self, batch: int) -> list[WrittenFile] | None:
-        """Return the files of a batch; None: it was never committed."""
         path = self._path(batch)
         return None if self._files.size(path) is None else _read(self._files, path)
 
@@ -196,7 +193,6 @@ class BatchLog:
 
 
 def all_logged(files: Files) -> set[str]:
-    """Return the temporary names of all files in all logs."""
     entries = [entry.path for entry in files.walk(DIRECTORY) if entry.path.endswith(".json")]
     return {written.temporary for path in entries for written in _read(files, path)}
 

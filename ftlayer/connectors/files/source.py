@@ -101,11 +101,9 @@ class Journal:
         return self._end
 
     def behind(self, start: int) -> Sequence[listing.Entry]:
-        """Return the files with pieces from this number on, in order."""
         return self._entries[bisect_right(self._entries, start, key=attrgetter("end")) :]
 
     def version(self, path: str) -> str | None:
-        """Return the version in which a file was found; None: it was not."""
         return self._versions.get(path)
 
     def between(self, start: int, end: int) -> list[listing.Entry]:

@@ -141,7 +141,6 @@ class PolledJsonSource(Queue):
         return PolledJsonReader(self, positions.get(0), reads=member.subtask == 0)
 
     def found(self, body: bytes) -> list[_Item]:
-        """Return the items of an answer. Raises `SourceError` for one that is not as the options say."""
         place = shown_url(self.url)
         try:
             answer = json.loads(body)
@@ -294,7 +293,6 @@ class PolledJsonReader(QueueReader):
 
 
 def _at(value: Any, name: str) -> Any:
-    """Return what is in a JSON value under this name; None if there is nothing."""
     for part in name.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return value

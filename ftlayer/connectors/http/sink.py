@@ -105,7 +105,6 @@ class HttpSink:
         return {**self.__dict__, "_client": None, "_threads": None}
 
     def sent(self, request: tuple[str | None, bytes]) -> Exception | None:
-        """Send one; return what became of it, None if it is done."""
         import httpx
 
         key, body = request
@@ -153,7 +152,6 @@ class _Round:
         self._last: Exception | None = None
 
     def sent(self, request: tuple[str | None, bytes]) -> Exception | None:
-        """See `HttpSink.sent`. One that is not sent fails as the last one did."""
         if self._failed >= self._sink.connections:
             return self._last
         error = self._sink.sent(request)

@@ -65,7 +65,6 @@ class HmacSignature:
     algorithm: str = "sha256"
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for what cannot be checked."""
         check_text(self.header, "header", "the name of a header")
         check_choice(self.encoding, "encoding", ENCODINGS)
         check_choice(self.algorithm, "algorithm", ALGORITHMS)
@@ -122,8 +121,6 @@ class Request:
 
 
 class WebhookIntake:
-    """See the module. For two threads: the server offers, the reader takes and stores."""
-
     def __init__(self, max_bytes: int) -> None:
         """Requests of ``max_bytes`` in all may wait, and always one."""
         self._max_bytes = max_bytes
@@ -253,7 +250,6 @@ class WebhookApp:
             await send({"type": "websocket.close", "code": 1000})
 
     async def _take(self, scope: Scope, receive: Receive) -> tuple[int, str]:
-        """Return status and text of the answer; 0: the sender is gone."""
         if scope["method"] != "POST":
             return 405, "send it by POST"
         headers = dict(scope["headers"])

@@ -58,7 +58,6 @@ class StagedMessages(io.RawIOBase):
     """
 
     def __init__(self, files: Files, path: str) -> None:
-        """``path`` is the file's, if one is needed."""
         super().__init__()
         self._files, self._path = files, path
         self._kept = bytearray()
@@ -71,14 +70,12 @@ class StagedMessages(io.RawIOBase):
 
     @property
     def path(self) -> str:
-        """Of the file; "": there is none."""
         return "" if self._output is None else self._path
 
     def writable(self) -> bool:
         return True
 
     def tell(self) -> int:
-        """Return how many bytes it has taken."""
         return self.size
 
     def write(self, data: object) -> int:
@@ -100,7 +97,6 @@ class StagedMessages(io.RawIOBase):
             self._output.close()
 
     def abandon(self) -> None:
-        """Remove the file, if there is one."""
         if self._output is not None:
             self._output.abandon()
 
@@ -131,7 +127,6 @@ def content_of(message: KafkaMessage, files: Files) -> bytes:
 
 
 def batches_of(content: bytes) -> Iterator[pa.RecordBatch]:
-    """Return the rows that `encode` wrote. Raises `UncommittableError` for other bytes."""
     try:
         with pa.ipc.open_stream(pa.py_buffer(content)) as stream:
             yield from stream
@@ -348,7 +343,6 @@ def is_of_partition(error: Any) -> bool:
 
 
 def way_out(error: Any) -> str:
-    """Return what a person can do about what `refused_by_brokers` tells."""
     name = _error_of(error).name()
     if name == "MSG_SIZE_TOO_LARGE":
         return (

@@ -87,7 +87,6 @@ class CommitMarks:
     """What is committed of the messages of all writers of one execution of a sink."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
-        """``texts`` as `texts` returns them. Raises `ValueError` for what is no mark's."""
         self._parts = [_parsed(text) for text in texts]
 
     def fate(self, writer: str, number: int) -> Fate:
@@ -236,7 +235,6 @@ class KafkaCommits:
         return known, max((mark.offset for mark in found), default=0)
 
     def _is_open(self, message: client.KafkaMessage, known: CommitMarks, now_ms: int) -> bool:
-        """Whether it is to be produced. Raises `UncommittableError` if that cannot be said."""
         if message.sink != self._name:
             raise UncommittableError(
                 f"{message.rows:,} rows were written by a sink with the name {message.sink!r}, and this one has "
@@ -376,7 +374,6 @@ def _refused(batch: pa.RecordBatch, most_bytes: int, first: int) -> dict[int, Ex
 
 
 def _sizes(batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return about how many bytes each message has, or a little more."""
     sizes = np.full(batch.num_rows, OVERHEAD_BYTES, np.int64)
     for name in ("value", "key"):
         sizes += pc.binary_length(batch.column(name)).fill_null(0).to_numpy(zero_copy_only=False)
@@ -499,7 +496,6 @@ class PlainProducer:
         self.begin()
 
     def begin(self) -> None:
-        """Forget what was refused: what follows is another write."""
         self._refused: dict[int, tuple[Any, Produced]] = {}
         self._error: Any = None
 

@@ -339,7 +339,6 @@ class KafkaSource(LogReader):
         self._admin = self._committer = None
 
     def _splits(self) -> list[str]:
-        """Return all partitions of the topics; asks for new ones now and then."""
         now = time.monotonic()
         if not self._known or now - self._asked >= DISCOVERY_S:
             self._known = [split for topic in self.topics for split in self._splits_of(topic)]
@@ -473,7 +472,6 @@ class KafkaDataSource(OptionsDataSource):
 
 
 def _brokers(options: DataSourceOptions) -> tuple[str, dict[str, str]]:
-    """Return where brokers are, and librdkafka's other properties."""
     properties = options.below("kafka.")
     servers = properties.pop("bootstrap.servers", None)
     check_text(servers, "kafka.bootstrap.servers", "brokers like 'host:9092'")

@@ -40,7 +40,6 @@ def check_nats_url(url: object) -> None:
 
 
 def check_credentials(credentials: object) -> None:
-    """Raise `ConfigError` unless it is a path or None, and where nkeys is missing for one."""
     check_path(credentials, "credentials")
     if credentials is not None:
         client_library("NATS with credentials", "nkeys", "nats", "nkeys")

@@ -58,8 +58,6 @@ OVERHEAD_BYTES = 1_024
 
 
 class NatsRow(NamedTuple):
-    """A message: its body, its id if a column says it, its headers."""
-
     body: bytes
     id: str | None
     headers: Sequence[tuple[str, str]]
@@ -399,8 +397,6 @@ class NatsStreams:
 
 
 class _Answers:
-    """How many of the messages that were published are stored."""
-
     def __init__(self) -> None:
         self.expected = 0
         self._stored = 0

@@ -94,7 +94,6 @@ class Pull:
             self._connection.soon(self.wake_up)
 
     def wake_up(self) -> None:
-        """End a `take` that waits, if there is something."""
         self._is_told = False
         with self._changed:
             self._changed.notify_all()
@@ -262,7 +261,6 @@ class Sequences:
             yield from range(max(begin, first), min(end, last) + 1)
 
     def missing(self, first: int, last: int) -> Iterator[int]:
-        """Yield the numbers from ``first`` to ``last`` that it does not have."""
         edges = [
             (0, first - 1),
             *((max(a, first), min(b, last)) for a, b in self if a <= last and b >= first),
@@ -332,7 +330,6 @@ class SequenceWindow:
 
     @property
     def unacknowledged(self) -> int:
-        """How many messages were fetched and are not acknowledged."""
         return len(self._held)
 
     def reads(self, subjects: str) -> None:
@@ -347,7 +344,6 @@ class SequenceWindow:
         self.subjects = subjects
 
     def take(self, deliveries: Sequence[StreamDelivery]) -> list[bool]:
-        """Number a fetch; return which of its deliveries are new."""
         self.turn += 1
         numbers: list[int] = []
         self._turns.append((self.turn, numbers))
@@ -470,7 +466,6 @@ def delivery_of(reply: str) -> StreamDelivery | None:
 
 
 def reply_to(like: str, sequence: int, consumer_sequence: int) -> str:
-    """Return the subject that acknowledges another message of the same consumer."""
     tokens = like.split(".")
     first = 4 if len(tokens) == _V1_TOKENS else 6
     tokens[first + 1 : first + 3] = str(sequence), str(consumer_sequence)
@@ -703,7 +698,6 @@ class NatsReader(ServerReader):
         return info
 
     def _check(self, config: Any) -> None:
-        """Raise `SourceError` for a consumer that will not do."""
         source = self._source
         problems = {
             "pushes its messages": config.deliver_subject is not None,

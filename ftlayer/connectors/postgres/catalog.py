@@ -215,8 +215,6 @@ _SEQUENCES = """
 
 @dataclass(frozen=True)
 class TableColumn:
-    """A column; ``type`` as ``format_type`` names it."""
-
     name: str
     is_required: bool
     is_generated: bool
@@ -472,7 +470,6 @@ def prepare_publication(connection: Any, publication: str, table: TableDescripti
 
 
 def _check_identity(table: TableDescription) -> None:
-    """Raise `ConfigError` for a table in a publication of which updates and deletes would fail."""
     if table.identity == "n" or (table.identity == "d" and not table.has_primary_key):
         raise ConfigError(
             f"table: {table.name.quoted} has no replica identity: published, its rows could not be updated or deleted "

@@ -109,7 +109,6 @@ class InitialCopy:
         self._read(1)
 
     def take(self, max_rows: int) -> list[transactions.ChangedRow]:
-        """Return the next rows; `is_over` says whether these are the last."""
         self._read(max_rows + 1)
         taken, self._ahead = self._ahead[:max_rows], self._ahead[max_rows:]
         first = self.rows + 1
@@ -250,7 +249,6 @@ class ReplicationStream:
             self._changed.notify()
 
     def close(self) -> None:
-        """Report for the last time, and disconnect."""
         with self._changed:
             self._closes = True
             self._wake()
@@ -487,7 +485,6 @@ class PostgresChangesReader(ServerReader):
 
     @property
     def _is_copied_anew(self) -> bool:
-        """Whether nothing was read, or a part of an initial copy alone."""
         return self._place is None or (isinstance(self._place, CopyPlace) and not self._place.is_over)
 
     def _slot_to_stream(self, connection: Any, table: catalog.TableDescription) -> catalog.Slot | None:

@@ -212,7 +212,6 @@ def _text(data: bytes, at: int) -> tuple[str, int]:
 
 
 def _marked(data: bytes, at: int, marks: str) -> tuple[Values, int]:
-    """Return the values of a row behind a mark that says what row it is."""
     mark = chr(data[at])
     if mark not in marks:
         raise PgOutputError(f"a row is marked {mark!r}, expected one of {marks!r}")
@@ -297,8 +296,6 @@ class _Open:
 
 
 class Transactions:
-    """Takes the messages of a stream in order, and gives the rows of one table."""
-
     def __init__(self, oid: int, columns: Sequence[str], start: LogPlace | None, whole_rows: int) -> None:
         """``oid``: the table's, whatever it is called when; ``start``: what was taken before; ``whole_rows``: a
         transaction with more rows is cut.

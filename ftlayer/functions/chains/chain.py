@@ -66,7 +66,6 @@ class Chain:
     def __init__(
         self, functions: Sequence[FunctionStep], pace: Callable[[float], RateLimiter] = RateLimiter
     ) -> None:
-        """``pace`` makes what waits, of a rate."""
         paces = {step.uid: pace(step.rate_limit) for step in functions if step.rate_limit is not None}
         self._functions = tuple(functions)
         self._segments = segments_of(functions, DICTS, paces=paces)

@@ -32,7 +32,6 @@ Interrupted = Callable[[], bool]
 
 
 def never() -> bool:
-    """Say that all fire: `Interrupted`."""
     return False
 
 
@@ -141,8 +140,6 @@ class Firing:
 
 
 class OperatorTimers:
-    """Timers of one operator on their way, some at a time."""
-
     def __init__(
         self,
         firing: Firing,
@@ -297,7 +294,6 @@ def _tail(step: Processing, rest: Sequence[PreparedOperator], log: UndoLog | Non
 
 
 def timer_failed(failure: RowFailure) -> TimerFailedError:
-    """Return the error of a timer that fails, where that fails the slot."""
     return TimerFailedError(
         f"{failure.operator!r} failed for a timer, which no record can be blamed for: {failure.reason}",
         failure.operator,

@@ -96,7 +96,6 @@ class KeyColumns:
 
     @classmethod
     def of(cls, uid: str, keys: Sequence[str], schema: pa.Schema) -> KeyColumns:
-        """Find the columns; InvalidTopologyError if one is missing."""
         return cls(tuple(KeyColumn.of(uid, name, schema) for name in keys), len(schema))
 
     def source(self, record: str) -> str:
@@ -215,8 +214,6 @@ def has_run(answer: object) -> bool:
 
 
 class _Body:
-    """What the loop does with ``r0``, and the names that it uses."""
-
     def __init__(self, steps: Sequence[PreparedStep]) -> None:
         self.names: dict[str, Any] = {}
         self.needs_place = False

@@ -31,7 +31,6 @@ TIME_COLUMN = "_ft_time"
 
 
 def gives_times(function: Any) -> bool:
-    """Whether what ``function`` returns has the column."""
     return bool(getattr(function, "gives_times", False))
 
 
@@ -55,8 +54,6 @@ REDUCE_TABLE = "aggregate"
 
 @dataclass(frozen=True, eq=False)
 class ProcessOperator:
-    """A process function in a chain: where it stands, and its step for the first input."""
-
     position: int
     function: Any
     step: Processing
@@ -65,8 +62,6 @@ class ProcessOperator:
 
 @dataclass(frozen=True)
 class Prepared:
-    """For each input the operators it goes through, and which of these are process functions."""
-
     paths: tuple[tuple[PreparedOperator, ...], ...]
     processes: tuple[ProcessOperator, ...]
 

@@ -68,7 +68,6 @@ Driven = tuple[list[Any], int, bytes, bool]
 
 
 def not_plain(schema: pa.Schema) -> bool:
-    """Whether columns of these types cannot all be read by the C extension."""
     for field in schema:
         if field.type not in _READ:
             return True
@@ -173,7 +172,6 @@ def _reduce(step: fused.Reducing, keeps: bool) -> tuple[Any, ...] | None:
 
 
 def _positions(key: fused.KeyColumns) -> tuple[int | None, ...]:
-    """Return where the parts of the key lie in a record; None: it is the record."""
     return tuple(None if key.width == 1 else column.position for column in key.columns)
 
 
@@ -251,7 +249,6 @@ class RecordSegment:
         return None if parents is None or place >= len(parents) else int(parents[place])
 
     def count_in(self, counts: list[int]) -> None:
-        """Begin a batch, whose records' counts will appear in this list."""
         self._done += len(self._counts)
         self._counts = counts
 

@@ -55,7 +55,6 @@ class RateLimiter:
         sleep: Callable[[float], None] = time.sleep,
         sleep_async: Callable[[float], Awaitable[Any]] = asyncio.sleep,
     ) -> None:
-        """``sleep`` and ``sleep_async`` take seconds."""
         self._rate = rate
         self._now_ms = now_ms
         self._sleep = sleep
@@ -114,14 +113,12 @@ class AsyncSegment:
     """
 
     def __init__(self, step: MapAsync, form: conversion.Form, pace: RateLimiter | None = None) -> None:
-        """``pace`` says when a call may be made; None: at once."""
         self._step = step
         self._pace = pace
         self._form = form
         self.progress = 0
 
     def run(self, rows: pa.RecordBatch | list[Any], parents: I64, times: I64 | None = None) -> SegmentOutcome:
-        """Call the function for each row; ``parents`` is what each comes from. Times make no difference."""
         records = rows if isinstance(rows, list) else conversion.records_in_form(rows, self._form)
         calls = _Calls(self._step, records, parents, self._count, self._pace)
         asyncio.run_coroutine_threadsafe(calls.make(), _loop()).result()
@@ -174,7 +171,6 @@ class _Calls:
         self._left = iter(range(len(records)))
 
     async def make(self) -> None:
-        """Make all calls, up to ``in_flight`` at a time, and wait for the last."""
         await asyncio.gather(*(self._work() for _ in range(min(self._step.in_flight, len(self._records)))))
 
     async def _work(self) -> None:
@@ -275,8 +271,6 @@ class AggregateSegment:
 
 @dataclass(frozen=True)
 class Windowing:
-    """A process function of windows, and the table of their aggregates."""
-
     processing: Processing
     table: WindowAggregates
 
@@ -293,7 +287,6 @@ class WindowSegment:
     """
 
     def __init__(self, step: Windowing, log: UndoLog | None) -> None:
-        """``log`` is where the changes of a batch are noted, to be taken back as a whole."""
         self._step = step
         self._log = log
         self._done = 0
@@ -357,7 +350,6 @@ class BatchSegment:
         self._step = step
 
     def run(self, rows: pa.RecordBatch, parents: I64, times: I64 | None = None) -> SegmentOutcome:
-        """Run rows through the function; ``parents`` is what each comes from. Times make no difference."""
         failures: list[RowFailure] = []
         done: list[tuple[pa.RecordBatch, I64]] = []
         self._run(rows, parents, done, failures)

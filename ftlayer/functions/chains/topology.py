@@ -139,7 +139,6 @@ class TopologyChain:
         self._counting = [segment for segments in all_segments for segment in _counted(segments)]
 
     def begins_at(self, uid: str) -> bool:
-        """Whether `run` may begin with this operator: it is one of the chain's."""
         return any(step.uid == uid for step in self._path)
 
     def open(self) -> None:
@@ -196,14 +195,12 @@ class TopologyChain:
 
     @property
     def next_event_ms(self) -> int | None:
-        """Time of the earliest timer of event time; None if there is none."""
         return min(
             (ms for f in self._firings.values() if (ms := f.timers.event.next_ms()) is not None), default=None
         )
 
     @property
     def next_processing_ms(self) -> int | None:
-        """Time of the earliest timer of processing time; None if there is none."""
         return min(
             (ms for f in self._firings.values() if (ms := f.timers.processing.next_ms()) is not None),
             default=None,
@@ -333,7 +330,6 @@ class TopologyChain:
         return self._fire(self.due_event_timers(watermark_ms, now_wall_ms))
 
     def fire_processing_timers(self, now_wall_ms: int) -> dict[str, TimerOutput]:
-        """Fire the timers that the wall clock has reached; as `fire_event_timers`."""
         return self._fire(self.due_processing_timers(now_wall_ms))
 
     def _reached(self, watermark_ms: int, now_wall_ms: int) -> Iterator[OperatorTimers]:
