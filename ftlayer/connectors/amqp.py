@@ -705,12 +705,7 @@ class AmqpReader(ServerReader):
 
 
 class AmqpDataSource(QueueDataSource):
-    """``spark.dataSource.register(AmqpDataSource)``, then ``format("ftlayer-amqp")`` to read or to write.
-
-    Options of a reader are the parameters of `AmqpSource`, in camel case (``maxPending``); ``spool`` and
-    ``maxRowsPerTrigger`` as of `RedisDataSource`. Options of a writer are those of `AmqpSink`. A task or batch that
-    Spark runs again publishes its rows again.
-    """
+    """``format("ftlayer-amqp")`` reads and writes, as `RedisDataSource`; what Spark runs again is published again."""
 
     format = "ftlayer-amqp"
     _queue_class = AmqpSource

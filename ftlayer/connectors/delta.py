@@ -819,8 +819,7 @@ class DeltaDataSource(OptionsDataSource):
     """``spark.dataSource.register(DeltaDataSource)``, then ``df.writeStream.format("ftlayer-delta")``.
 
     Options: ``path``, ``partitionBy`` (names with commas between them), and those of the storage behind ``storage.``
-    (``storage.AWS_REGION``), see `DeltaSink`. A batch that Spark runs again after a restart from the query's checkpoint
-    adds nothing.
+    (``storage.AWS_REGION``). A batch that Spark runs again adds nothing.
     """
 
     format = "ftlayer-delta"

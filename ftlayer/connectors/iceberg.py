@@ -557,8 +557,7 @@ class IcebergDataSource(OptionsDataSource):
     """``spark.dataSource.register(IcebergDataSource)``, then ``df.writeStream.format("ftlayer-iceberg")``.
 
     Options: ``table``, ``partitionBy`` (names with commas between them), ``remember``, and ``catalog``, the name of a
-    configured one, or properties of one behind ``catalog.`` (``catalog.uri``), see `IcebergSink`. A batch that Spark
-    runs again after a restart from the query's checkpoint adds nothing.
+    configured one, or properties of one (``catalog.uri``). A batch that Spark runs again adds nothing.
     """
 
     format = "ftlayer-iceberg"

@@ -821,12 +821,7 @@ def _check_filter(topic: str) -> None:
 
 
 class MqttDataSource(QueueDataSource):
-    """``spark.dataSource.register(MqttDataSource)``, then ``format("ftlayer-mqtt")`` to read or to write.
-
-    Options of a reader are the parameters of `MqttSource`, in camel case (``maxPending``); ``spool`` and
-    ``maxRowsPerTrigger`` as of `RedisDataSource`. Options of a writer are those of `MqttSink`. A task or batch that
-    Spark runs again publishes its rows again.
-    """
+    """``format("ftlayer-mqtt")`` reads and writes, as `RedisDataSource`; what Spark runs again is published again."""
 
     format = "ftlayer-mqtt"
 

@@ -439,11 +439,7 @@ MAX_ROWS = 100_000
 
 
 class QueueDataSource(data_sources.OptionsDataSource):
-    """What the Data Sources of all queues have in common: a reader with a spool.
-
-    Attributes:
-        _queue_class: of the source.
-    """
+    """What the Data Sources of all queues have in common: a reader of ``_queue_class`` with a spool."""
 
     _queue_class: ClassVar[type[Queue]]
 

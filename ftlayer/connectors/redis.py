@@ -783,12 +783,10 @@ class RedisReader(ServerReader):
 class RedisDataSource(QueueDataSource):
     """``spark.dataSource.register(RedisDataSource)``, then ``format("ftlayer-redis")`` to read or to write.
 
-    Options of a reader are the parameters of `RedisSource`, in camel case (``claimIdle``), ``fields`` with commas
-    between names; ``spool``, see `ftlayer.connectors.queue_stream`: a directory for this query alone, a path or any URL
-    of fsspec's, that driver and tasks reach; ``maxRowsPerTrigger`` (100,000).
-
-    Options of a writer are those of `RedisSink`. A batch that Spark runs again after a restart from the query's
-    checkpoint adds nothing.
+    Options of a reader are the parameters of `RedisSource`, in camel case (``claimIdle``), several names with commas
+    between them; ``spool``: a directory for this query alone, a path or any URL of fsspec's, that driver and tasks
+    reach; ``maxRowsPerTrigger`` (100,000). Options of a writer are those of `RedisSink`: a batch that Spark runs again
+    after a restart from the query's checkpoint adds nothing.
     """
 
     format = "ftlayer-redis"

@@ -754,11 +754,7 @@ def _check_pattern(pattern: object) -> None:
 
 
 class TailDataSource(QueueDataSource):
-    """``spark.dataSource.register(TailDataSource)``, then ``spark.readStream.format("ftlayer-tail")``.
-
-    Options are the parameters of `TailSource`, in camel case (``maxLine``), ``path`` and ``rotated`` with commas
-    between several; ``spool`` and ``maxRowsPerTrigger`` as of `RedisDataSource`. The driver follows the files.
-    """
+    """``readStream.format("ftlayer-tail")``, options as of `RedisDataSource`. The driver follows the files."""
 
     format = "ftlayer-tail"
 

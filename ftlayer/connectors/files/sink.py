@@ -444,11 +444,7 @@ def delete_paths(files: Files, paths: list[str]) -> None:
 
 
 class FileDataSource(OptionsDataSource):
-    """``spark.dataSource.register(FileDataSource)``, then ``df.writeStream.format("ftlayer-files")``.
-
-    Options: ``path``, ``fileFormat`` (parquet). A batch that Spark runs again after a restart from the query's
-    checkpoint adds nothing.
-    """
+    """``format("ftlayer-files")``: ``path``, ``fileFormat`` (parquet). A batch that Spark runs again adds nothing."""
 
     format = "ftlayer-files"
 

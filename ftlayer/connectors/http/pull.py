@@ -575,12 +575,7 @@ class SseDataSource(QueueDataSource):
 
 
 class PolledJsonDataSource(QueueDataSource):
-    """``spark.dataSource.register(PolledJsonDataSource)``, then ``spark.readStream.format("ftlayer-polled-json")``.
-
-    Options are the parameters of `PolledJsonSource`, in camel case (``reconnectTimeout``), ``id`` with commas between
-    names, and ``header.<name>`` for each header; ``spool`` and ``maxRowsPerTrigger`` as of `RedisDataSource`. The
-    driver connects.
-    """
+    """``readStream.format("ftlayer-polled-json")``; options as of `SseDataSource`."""
 
     format = "ftlayer-polled-json"
 

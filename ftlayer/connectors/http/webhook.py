@@ -581,13 +581,9 @@ def _number_of(position: bytes | None) -> int:
 
 
 class WebhookDataSource(QueueDataSource):
-    """``spark.dataSource.register(WebhookDataSource)``, then ``format("ftlayer-webhook")`` to read.
+    """``readStream.format("ftlayer-webhook")``, served by the driver; a request is answered when it is in the spool.
 
-    The driver serves it while the query runs; a request is answered when it is in the spool.
-
-    Options are the parameters of `WebhookSource` but ``app``, in camel case (``maxBody``), ``headers`` with commas
-    between names; ``signatureSecret``, ``signatureHeader`` and so on, see `HmacSignature`; ``spool`` and
-    ``maxRowsPerTrigger`` as of `RedisDataSource`.
+    Options as of `RedisDataSource`, without ``app``; ``signatureSecret`` and so on, see `HmacSignature`.
     """
 
     format = "ftlayer-webhook"

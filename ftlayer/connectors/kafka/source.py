@@ -440,13 +440,10 @@ def _checked_start(start: object, topics: Sequence[str]) -> dict[str, int]:
 class KafkaDataSource(OptionsDataSource):
     """``spark.dataSource.register(KafkaDataSource)``, then ``format("ftlayer-kafka")`` to read or to write.
 
-    Options of a reader, as Spark calls them: ``kafka.bootstrap.servers``, ``subscribe`` (topics with commas
-    between them), ``startingOffsets``, ``maxOffsetsPerTrigger``, ``kafka.group.id``, and other properties of librdkafka
-    behind ``kafka.``; ``reconnectTimeout``. See `KafkaSource`.
-
-    Options of a writer: ``kafka.bootstrap.servers`` and other properties behind ``kafka.``, ``topic``, ``staging``,
-    ``name``, ``exactlyOnce`` (true). See `KafkaSink`. A batch that Spark runs again after a restart from the query's
-    checkpoint adds nothing.
+    Options of a reader are called as Spark's: ``kafka.bootstrap.servers``, ``subscribe`` (topics with commas between
+    them), ``startingOffsets``, ``maxOffsetsPerTrigger``, ``kafka.group.id``, other properties of librdkafka behind
+    ``kafka.``; and ``reconnectTimeout``. A writer has the properties, ``topic``, ``staging``, ``name`` and
+    ``exactlyOnce`` (true): a batch that Spark runs again adds nothing.
     """
 
     format = "ftlayer-kafka"

@@ -793,12 +793,7 @@ def _subjects_of(config: Any) -> str:
 
 
 class NatsDataSource(QueueDataSource):
-    """``spark.dataSource.register(NatsDataSource)``, then ``format("ftlayer-nats")`` to read or to write.
-
-    Options of a reader are the parameters of `NatsSource`, in camel case (``maxPending``); ``spool`` and
-    ``maxRowsPerTrigger`` as of `RedisDataSource`. Options of a writer are those of `NatsSink`. A batch that Spark runs
-    again after a restart from the query's checkpoint adds nothing.
-    """
+    """``format("ftlayer-nats")`` reads and writes, by the parameters of both: see `RedisDataSource`."""
 
     format = "ftlayer-nats"
     _queue_class = NatsSource

@@ -249,10 +249,7 @@ class PostgresSink(table_commits.CleaningSink[PostgresMessage]):
 
 
 class PostgresDataSource(OptionsDataSource):
-    """``spark.dataSource.register(PostgresDataSource)``, then ``df.writeStream.format("ftlayer-postgres")``.
-
-    Options: ``dsn``, ``table``, ``name``; see `PostgresSink`.
-    """
+    """``writeStream.format("ftlayer-postgres")`` with ``dsn``, ``table`` and ``name``, see `PostgresSink`."""
 
     format = "ftlayer-postgres"
 

@@ -462,11 +462,7 @@ class PostgresChangesDataSource(QueueDataSource):
 
 
 class PostgresTableDataSource(QueueDataSource):
-    """``spark.dataSource.register(PostgresTableDataSource)``, then ``format("ftlayer-postgres-table")`` to read.
-
-    Options are the parameters of `PostgresTableSource`, in camel case (``pollInterval``), with commas between names;
-    ``spool`` and ``maxRowsPerTrigger`` as of `RedisDataSource`.
-    """
+    """``readStream.format("ftlayer-postgres-table")``, options as of `RedisDataSource`."""
 
     format = "ftlayer-postgres-table"
     _queue_class = PostgresTableSource
