@@ -18,7 +18,7 @@ from ftlayer.checkpoint.dead_letters.announcer import StreamTeller
 from ftlayer.common.checks import check_function
 from ftlayer.common.rules.restart import check_strategy
 from ftlayer.errors import ConfigError, JobError, SourceError
-from ftlayer.functions.chains.chain import Chain
+from ftlayer.functions.chains.segments import Chain
 from ftlayer.functions.chains.topology import TopologyChain
 from ftlayer.functions.failures import rules_of
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction

@@ -28,7 +28,7 @@ from ftlayer.connectors import amqp, mqtt, redis
 from ftlayer.connectors.http.sink import check_request
 from ftlayer.connectors.kafka.client import Brokers, check_properties
 from ftlayer.connectors.nats import client as nats
-from ftlayer.connectors.postgres import client as postgres
+from ftlayer.connectors.postgres import catalog as postgres
 from ftlayer.errors import ConfigError
 from ftlayer.sinks import (
     AmqpSink,

@@ -75,7 +75,7 @@ RESERVED_NAMES = ("source_record_id", "record_id", "key_hash", "attempt", "origi
 """Names of ftlayer's own columns; a user's column is called something else."""
 
 RESERVED_PREFIX = "_ft"
-"""Of `ftlayer.functions.chains.chain.ROW_TAG`, and of the column that a wrapped query tracks by."""
+"""Of `ftlayer.functions.chains.segments.ROW_TAG`, and of the column that a wrapped query tracks by."""
 
 MAX_PARALLELISM = 32_768
 """As many as there can be key groups."""

@@ -16,10 +16,9 @@ from ftlayer.errors import ConfigError
 from ftlayer.functions import steps
 from ftlayer.functions.aggregates import KeyedAggregate
 from ftlayer.functions.failures import NO_RULES, RetryRules
-from ftlayer.functions.interval_join import IntervalJoin
 from ftlayer.functions.pickling import needing
 from ftlayer.functions.steps import MAIN
-from ftlayer.functions.windows import WindowFunction
+from ftlayer.functions.windows import IntervalJoin, WindowFunction
 from ftlayer.records.partitioning import (
     Broadcast,
     Custom,

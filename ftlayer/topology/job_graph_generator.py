@@ -90,7 +90,7 @@ def _without_joins(vertex: JobVertex) -> JobVertex:
 
 def as_co_process(join: Join) -> CoProcess:
     """Return an operator that does what `Join` does, under the same uid, with its records in keyed state."""
-    from ftlayer.functions.interval_join import IntervalJoin
+    from ftlayer.functions.windows import IntervalJoin
 
     function = IntervalJoin(join.function, join.lower_ms, join.upper_ms, join.schema, join.inputs)
     kept = {name: getattr(join, name) for name in JOIN_KEEPS}

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.errors import UnsupportedError
-from ftlayer.functions.chains.chain import Chain
 from ftlayer.functions.chains.record_segment import CHUNK_ROWS
+from ftlayer.functions.chains.segments import Chain
 from ftlayer.functions.current import CurrentRecord, Tries, current_record
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches
 from ftlayer.records.ids import FIRST_TRY, attempts_of, first_failed_of, pack_tries, unpacked

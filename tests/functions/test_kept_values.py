@@ -16,7 +16,7 @@ from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import SubtaskRestore
 from ftlayer.checkpoint.storage.opening import slot_storage
-from ftlayer.functions.chains.preparing import REDUCE_TABLE
+from ftlayer.functions.chains.firing import REDUCE_TABLE
 from ftlayer.functions.chains.topology import TopologyChain
 from ftlayer.functions.keyed import StateTtl, owned
 from ftlayer.functions.process import ProcessFunction

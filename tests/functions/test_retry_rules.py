@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ftlayer.common.failures import PermanentFailure, RetryLater
 from ftlayer.errors import ConfigError
-from ftlayer.functions.chains.chain import Chain
+from ftlayer.functions.chains.segments import Chain
 from ftlayer.functions.failures import NO_RULES, RETRY, Decision, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches
 

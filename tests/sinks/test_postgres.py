@@ -25,7 +25,7 @@ from ftlayer.common.failures import RowsRejected
 from ftlayer.connectors import table_commits
 from ftlayer.connectors.postgres import sink as postgres
 from ftlayer.connectors.postgres import staging
-from ftlayer.connectors.postgres.client import Fault, fault_of
+from ftlayer.connectors.postgres.catalog import Fault, fault_of
 from ftlayer.errors import ConfigError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.sinks import FileMessage, PostgresSink
 

@@ -54,7 +54,7 @@ def check_answer(
 ID_BYTES = 8
 """Of an id's hash. Two of 10,000 ids are alike once in 10^11 answers."""
 
-_NAME_of_polled = ("polled",)
+_POLLED = ("polled",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class PolledJsonReader(QueueReader):
     def __init__(self, source: PolledJsonSource, position: bytes | None, *, reads: bool) -> None:
         self._source = source
         self._reads = reads
-        self._number, self._place = (0, _Place()) if position is None else _unpack_of_polled(position)
+        self._number, self._place = (0, _Place()) if position is None else _unpack_polled(position)
         self._away = Reconnecting(shown_url(source.url), source.patience_ms, source.secrets)
         self._pending: deque[_Item] = deque()
         # Where this goes on when all that is pending is given.
@@ -231,7 +231,7 @@ class PolledJsonReader(QueueReader):
         self._number += 1
         place = self._place
         position = pack_position(
-            _NAME_of_polled, self._number.to_bytes(8), place.cursor.encode(), place.etag.encode(), place.known
+            _POLLED, self._number.to_bytes(8), place.cursor.encode(), place.etag.encode(), place.known
         )
         return Fetched(pa.RecordBatch.from_pydict(columns, schema=self._source.schema), 0, position, None)
 
@@ -298,8 +298,8 @@ def _at(value: Any, name: str) -> Any:
     return value
 
 
-def _unpack_of_polled(position: bytes) -> tuple[int, _Place]:
-    number, cursor, etag, known = unpack_position(position, _NAME_of_polled, "polled JSON", 4 * (bytes,))
+def _unpack_polled(position: bytes) -> tuple[int, _Place]:
+    number, cursor, etag, known = unpack_position(position, _POLLED, "polled JSON", 4 * (bytes,))
     return int.from_bytes(number), _Place(cursor.decode(), etag.decode(), known)
 
 

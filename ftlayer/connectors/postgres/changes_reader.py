@@ -23,7 +23,7 @@ import pyarrow as pa
 from ftlayer.common.checks import Duration, check_int, check_text, duration_ms, known_options, shown
 from ftlayer.common.printable import hides_secrets, secrets_of
 from ftlayer.connectors.connections import ServerReader
-from ftlayer.connectors.postgres import catalog, client, transactions
+from ftlayer.connectors.postgres import catalog, transactions
 from ftlayer.connectors.queue_stream import pack_position, unpack_position
 from ftlayer.errors import ConfigError, SourceChangedError, SourceError
 from ftlayer.topology.operators import Fetched, Member, Queue
@@ -87,7 +87,7 @@ class InitialCopy:
         self.made = catalog.make_slot(replication, slot, exports=True)
         self.token = secrets.token_bytes(8)
         self.rows = 0
-        self._connection = client.connect(dsn)
+        self._connection = catalog.connect(dsn)
         self._ahead: list[tuple[str | None, ...]] = []
         self.is_over = False
         try:
@@ -97,7 +97,7 @@ class InitialCopy:
             raise
 
     def _open(self, table: catalog.TableName, columns: Sequence[str]) -> None:
-        sql = client.psycopg_library().sql
+        sql = catalog.psycopg_library().sql
         texts = sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(name)) for name in columns)
         self._connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         self._connection.execute(
@@ -180,7 +180,7 @@ class ReplicationStream:
         self._received = 0
         self._is_asked = False
         self._pings: deque[float] = deque(maxlen=_MOST_PINGS)
-        sql = client.psycopg_library().sql
+        sql = catalog.psycopg_library().sql
         command = sql.SQL(
             "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {})"
         ).format(
@@ -189,8 +189,8 @@ class ReplicationStream:
             sql.Literal(sql.Identifier(publication).as_string(None)),
         )
         result = self._pg.exec_(command.as_string(connection).encode())
-        if result.status != client.psycopg_library().pq.ExecStatus.COPY_BOTH:
-            raise client.psycopg_library().errors.error_from_result(result, encoding="utf-8")
+        if result.status != catalog.psycopg_library().pq.ExecStatus.COPY_BOTH:
+            raise catalog.psycopg_library().errors.error_from_result(result, encoding="utf-8")
         self._pg.nonblocking = 1
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
@@ -301,7 +301,7 @@ class ReplicationStream:
             else:
                 last_heard = now
             if now - last_heard > SILENCE_S:
-                raise client.psycopg_library().OperationalError(
+                raise catalog.psycopg_library().OperationalError(
                     f"the server has said nothing for {SILENCE_S:g} s"
                 )
             self._wait(has_room, max(0.0, last_report + self._report_s - now))
@@ -357,7 +357,7 @@ class ReplicationStream:
         now = time.monotonic()
         self._pings.append(now)
         if len(self._pings) == _MOST_PINGS and now - self._pings[0] < _PINGS_S:
-            raise client.psycopg_library().OperationalError("the server shuts down")
+            raise catalog.psycopg_library().OperationalError("the server shuts down")
 
     def _report(self, confirmed: int, *, asks: bool) -> None:
         now_us = int(time.time() * 1_000_000) - transactions.EPOCH_US
@@ -368,9 +368,9 @@ class ReplicationStream:
     def _end(self) -> Exception:
         result = self._pg.get_result()
         if result is not None and result.error_message:
-            found: Exception = client.psycopg_library().errors.error_from_result(result, encoding="utf-8")
+            found: Exception = catalog.psycopg_library().errors.error_from_result(result, encoding="utf-8")
             return found
-        return client.psycopg_library().OperationalError("the server has ended the stream")  # type: ignore[no-any-return]
+        return catalog.psycopg_library().OperationalError("the server has ended the stream")  # type: ignore[no-any-return]
 
 
 MOST_COUNTED = 10_000
@@ -421,8 +421,8 @@ class PostgresChangesReader(ServerReader):
         *,
         stored: bool,
     ) -> None:
-        errors, hidden = (client.psycopg_library().Error,), secrets_of(source.dsn)
-        super().__init__(source.place, source.patience_ms, hidden, errors, client.is_away)
+        errors, hidden = (catalog.psycopg_library().Error,), secrets_of(source.dsn)
+        super().__init__(source.place, source.patience_ms, hidden, errors, catalog.is_away)
         self._source = source
         self._schema = schema
         self._columns = schema.names[5:-2]
@@ -467,12 +467,12 @@ class PostgresChangesReader(ServerReader):
         if self._copy is not None or self._stream is not None:
             return
         source = self._source
-        self._replication = client.connect(source.dsn, replication=True)
+        self._replication = catalog.connect(source.dsn, replication=True)
         system, end = catalog.identify(self._replication)
         if self._place is not None and self._system is not None:
             catalog.check_place(source.slot, system, self._system, self._place.lsn, end)
         self._system = system
-        with client.connect(source.dsn) as connection:
+        with catalog.connect(source.dsn) as connection:
             (timeout_ms,) = connection.execute(_TIMEOUT).fetchone()
             table = catalog.describe(connection, source.table)
             if self._oid in (0, table.oid) or self._is_copied_anew:
@@ -551,12 +551,12 @@ class PostgresChangesReader(ServerReader):
                 connection.close()
 
     def _refusal(self, error: Exception) -> SourceError:
-        if isinstance(error, client.psycopg_library().errors.UndefinedObject):
+        if isinstance(error, catalog.psycopg_library().errors.UndefinedObject):
             return SourceChangedError(
                 f"{self._source.place}: publication {self._source.publication!r} was dropped: what was changed while "
-                f"there is none cannot be had from this slot ({client.reason(error)}); {catalog.ANEW}"
+                f"there is none cannot be had from this slot ({catalog.reason(error)}); {catalog.ANEW}"
             )
-        return SourceError(f"{self._source.place}: {client.reason(error)}")
+        return SourceError(f"{self._source.place}: {catalog.reason(error)}")
 
     @property
     def _is_copy_durable(self) -> bool:
@@ -617,7 +617,7 @@ class PostgresChangesReader(ServerReader):
             return
         source = self._source
         if self._control is None:
-            self._control = client.connect(source.dsn)
+            self._control = catalog.connect(source.dsn)
         (end,) = self._control.execute(_END).fetchone()
         state = catalog.state_of(self._control, self._oid, source.table, source.publication)
         self._look_at_s = time.monotonic() + LOOK_S
@@ -697,7 +697,7 @@ class PostgresChangesReader(ServerReader):
     def _has_reached_end(self) -> bool:
         """Receive until the server has sent all that there is now; False: that is too much, or takes too long."""
         if self._control is None:
-            self._control = client.connect(self._source.dsn)
+            self._control = catalog.connect(self._source.dsn)
         (end,) = self._control.execute(_END).fetchone()
         give_up = time.monotonic() + (COUNT_S if self._reached else COUNT_FIRST_S)
         while self._reached < end:
@@ -767,7 +767,7 @@ class PostgresChangesSource(Queue):
 
         Raises `ConfigError` if psycopg is missing, and for an option that will not do.
         """
-        client.check_dsn(dsn)
+        catalog.check_dsn(dsn)
         if not isinstance(slot, str) or not _SLOT.fullmatch(slot):
             raise ConfigError(f"slot: expected up to 55 of a-z, 0-9 and _, got {shown(slot)}")
         if publication != "":
@@ -794,11 +794,11 @@ class PostgresChangesSource(Queue):
         Raises `ConfigError` for a table or column that is not there, `SourceError` if the server cannot be reached.
         """
         try:
-            with client.connect(self.dsn) as connection:
+            with catalog.connect(self.dsn) as connection:
                 table = catalog.describe(connection, self.table)
-        except client.psycopg_library().Error as error:
+        except catalog.psycopg_library().Error as error:
             raise SourceError(
-                f"{self.place}: its columns cannot be asked for: {client.reason(error)}"
+                f"{self.place}: its columns cannot be asked for: {catalog.reason(error)}"
             ) from error
         wanted = self._wanted or [column.name for column in table.columns if not column.is_generated]
         return catalog.schema_of_changes(table.fields(wanted, self._as_text))
@@ -813,4 +813,4 @@ class PostgresChangesSource(Queue):
 
     @property
     def place(self) -> str:
-        return f"slot {self.slot!r}, table {self.table.quoted} of {client.database_of(self.dsn)}"
+        return f"slot {self.slot!r}, table {self.table.quoted} of {catalog.database_of(self.dsn)}"

@@ -17,7 +17,7 @@ from ftlayer.common.failures import RowsRejected
 from ftlayer.common.printable import hides_secrets, secrets_of
 from ftlayer.connectors import table_commits
 from ftlayer.connectors.fitting import chunked
-from ftlayer.connectors.postgres import client
+from ftlayer.connectors.postgres import catalog
 from ftlayer.errors import SinkError, SinkTargetError
 from ftlayer.functions.data_sources import DataSourceOptions, OptionsDataSource
 
@@ -75,13 +75,13 @@ class PostgresSink(table_commits.CleaningSink[PostgresMessage]):
         Raises `ConfigError` if psycopg is missing, or a name that will not do.
         """
         super().__init__()
-        client.check_dsn(dsn)
+        catalog.check_dsn(dsn)
         if name != "":
             check_text(name, "name")
         self._dsn = dsn
         self._table = table
         self._name = name or table
-        self._place = f"table {table} of {client.database_of(dsn)}"
+        self._place = f"table {table} of {catalog.database_of(dsn)}"
         self._tables()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PostgresMessage:
@@ -132,7 +132,7 @@ class PostgresSink(table_commits.CleaningSink[PostgresMessage]):
         try:
             self._trying("committed", lambda connection: self._commit(connection, found, batch_id))
         except SinkError as error:
-            if client.fault_of(error.__cause__) not in (client.Fault.TARGET, client.Fault.ROW):
+            if catalog.fault_of(error.__cause__) not in (catalog.Fault.TARGET, catalog.Fault.ROW):
                 raise
             from ftlayer.connectors.postgres.staging import SUFFIX
 
@@ -172,7 +172,7 @@ class PostgresSink(table_commits.CleaningSink[PostgresMessage]):
         """
         from ftlayer.connectors.postgres import staging
 
-        psycopg, tables = client.psycopg_library(), self._tables()
+        psycopg, tables = catalog.psycopg_library(), self._tables()
         staged = list(chain.from_iterable(table_commits.by_query(messages, PostgresMessage).values()))
         with self._transaction("looked at") as connection:
             staging.check_staged(connection, tables, self._name, staged)
@@ -231,20 +231,20 @@ class PostgresSink(table_commits.CleaningSink[PostgresMessage]):
             transacted,
             secrets_of(self._dsn),
             may_help=lambda error: (
-                client.fault_of(error.__cause__) in (client.Fault.AWAY, client.Fault.PASSES)
+                catalog.fault_of(error.__cause__) in (catalog.Fault.AWAY, catalog.Fault.PASSES)
             ),
         )
 
     @contextlib.contextmanager
     def _transaction(self, doing: str) -> Iterator[Any]:
-        psycopg = client.psycopg_library()
+        psycopg = catalog.psycopg_library()
         try:
             with psycopg.connect(self._dsn) as connection:
                 yield connection
         except psycopg.Error as error:
-            fault = client.fault_of(error)
-            kind = SinkTargetError if fault in (client.Fault.CLOSED, client.Fault.TARGET) else SinkError
-            said = (client.refusal if fault is client.Fault.ROW else client.reason)(error)
+            fault = catalog.fault_of(error)
+            kind = SinkTargetError if fault in (catalog.Fault.CLOSED, catalog.Fault.TARGET) else SinkError
+            said = (catalog.refusal if fault is catalog.Fault.ROW else catalog.reason)(error)
             raise kind(f"{self._place}: rows cannot be {doing}: {said}") from error
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from ftlayer.common.checks import Duration, check_text, duration_ms, known_options
 from ftlayer.common.printable import hides_secrets, secrets_of
 from ftlayer.connectors.connections import ServerReader
-from ftlayer.connectors.postgres import catalog, client
+from ftlayer.connectors.postgres import catalog
 from ftlayer.connectors.postgres.changes_reader import PostgresChangesSource
 from ftlayer.connectors.queue_stream import QueueDataSource, pack_position, unpack_position
 from ftlayer.errors import ConfigError, SourceChangedError, SourceError
@@ -97,8 +97,8 @@ class PostgresTableReader(ServerReader):
     def __init__(
         self, source: PostgresTableSource, growing: Growing, subtask: int, position: bytes | None
     ) -> None:
-        errors, hidden = (client.psycopg_library().Error,), secrets_of(source.dsn)
-        super().__init__(source.place, source.patience_ms, hidden, errors, client.is_away)
+        errors, hidden = (catalog.psycopg_library().Error,), secrets_of(source.dsn)
+        super().__init__(source.place, source.patience_ms, hidden, errors, catalog.is_away)
         self._source = source
         self._growing = growing
         self._schema = source.schema
@@ -113,7 +113,7 @@ class PostgresTableReader(ServerReader):
 
     def _count(self) -> int | None:
         """See `waiting`: also rows that wait for transactions, or for their delay; up to a million."""
-        sql = client.psycopg_library().sql
+        sql = catalog.psycopg_library().sql
         statement = sql.SQL("SELECT count(*) FROM (SELECT FROM {} WHERE {} LIMIT {}) rows").format(
             self._table, self._behind(), sql.Literal(MOST_COUNTED + 1)
         )
@@ -139,7 +139,7 @@ class PostgresTableReader(ServerReader):
                 self._pause_s = _FIRST_S
 
     def _read(self, max_rows: int) -> list[tuple[str | None, ...]]:
-        sql = client.psycopg_library().sql
+        sql = catalog.psycopg_library().sql
         names = self._growing.names
         wanted = sql.SQL(", ").join(
             sql.SQL("{}::text").format(sql.Identifier(name)) for name in (*self._schema.names, *names)
@@ -165,7 +165,7 @@ class PostgresTableReader(ServerReader):
 
     def _next_bound(self) -> Any:
         """Return a condition of rows before which nothing can come any more; None: there are none now."""
-        sql = client.psycopg_library().sql
+        sql = catalog.psycopg_library().sql
         growing = self._growing
         if growing.is_xid:
             if self._newest(None) is None:
@@ -187,7 +187,7 @@ class PostgresTableReader(ServerReader):
         return self._compared("<=", settled)
 
     def _newest(self, condition: Any) -> Values | None:
-        sql = client.psycopg_library().sql
+        sql = catalog.psycopg_library().sql
         names = sql.SQL(", ").join(
             sql.SQL("{}::text").format(sql.Identifier(name)) for name in self._growing.names
         )
@@ -204,7 +204,7 @@ class PostgresTableReader(ServerReader):
         if self._last is None or growing.hold_s is not None or now_s < self._checked_s + _CHECK_S:
             return
         self._checked_s, read = now_s, int(self._last[0])
-        sql, connection = client.psycopg_library().sql, self._connection
+        sql, connection = catalog.psycopg_library().sql, self._connection
         if growing.is_xid:
             newest = int(connection.execute(_NEWEST_XID).fetchone()[0])
         else:
@@ -226,11 +226,11 @@ class PostgresTableReader(ServerReader):
 
     @property
     def _table(self) -> Any:
-        sql = client.psycopg_library().sql
+        sql = catalog.psycopg_library().sql
         return sql.SQL("{} AS {}").format(sql.SQL(self._source.table.quoted), sql.Identifier(_ALIAS))
 
     def _behind(self) -> Any:
-        sql = client.psycopg_library().sql
+        sql = catalog.psycopg_library().sql
         source = self._source
         if self._last is not None:
             return self._compared(">", self._last)
@@ -240,7 +240,7 @@ class PostgresTableReader(ServerReader):
         return sql.SQL("{} > {}::{}").format(sql.Identifier(column), sql.Literal(source.after), sql.SQL(kind))
 
     def _compared(self, how: str, values: Values) -> Any:
-        sql = client.psycopg_library().sql
+        sql = catalog.psycopg_library().sql
         growing = self._growing
         names = sql.SQL(", ").join(map(sql.Identifier, growing.names))
         literals = sql.SQL(", ").join(
@@ -250,7 +250,7 @@ class PostgresTableReader(ServerReader):
         return sql.SQL("({}) {} ({})").format(names, sql.SQL(how), literals)
 
     def _held_back(self) -> Any:
-        sql = client.psycopg_library().sql
+        sql = catalog.psycopg_library().sql
         growing = self._growing
         if growing.hold_s is None:
             return None
@@ -263,7 +263,7 @@ class PostgresTableReader(ServerReader):
 
     def _order(self, direction: str) -> Any:
         # A bare name would be that of the text that is selected, whose order is another.
-        sql = client.psycopg_library().sql
+        sql = catalog.psycopg_library().sql
         return sql.SQL(", ").join(
             sql.SQL("{}{}").format(sql.Identifier(_ALIAS, name), sql.SQL(direction))
             for name in self._growing.names
@@ -271,10 +271,10 @@ class PostgresTableReader(ServerReader):
 
     def _connect(self) -> None:
         if self._connection is None:
-            self._connection = client.connect(self._source.dsn)
+            self._connection = catalog.connect(self._source.dsn)
             (is_standby,) = self._connection.execute("SELECT pg_is_in_recovery()").fetchone()
             if is_standby:
-                raise client.psycopg_library().OperationalError(
+                raise catalog.psycopg_library().OperationalError(
                     "a standby answers, which does not know what runs"
                 )
 
@@ -286,7 +286,7 @@ class PostgresTableReader(ServerReader):
         self._settling = self._bound = None
 
     def _refusal(self, error: Exception) -> SourceError:
-        return SourceError(f"{self._source.place}: {client.reason(error)}")
+        return SourceError(f"{self._source.place}: {catalog.reason(error)}")
 
     def _pack(self, last: Values) -> bytes:
         return pack_position(self._named, msgpack.packb(last))
@@ -355,7 +355,7 @@ class PostgresTableSource(Queue):
 
         Raises `ConfigError` if psycopg is missing, and for an option that will not do.
         """
-        client.check_dsn(dsn)
+        catalog.check_dsn(dsn)
         check_text(column, "column", "the name of a column")
         if after is not None:
             check_text(after, "after", "a value of the column as a text")
@@ -390,18 +390,18 @@ class PostgresTableSource(Queue):
 
     @property
     def place(self) -> str:
-        return f"table {self.table.quoted} of {client.database_of(self.dsn)}"
+        return f"table {self.table.quoted} of {catalog.database_of(self.dsn)}"
 
     @cached_property
     def _opened(self) -> tuple[list[pa.Field], Growing]:
         try:
-            with client.connect(self.dsn) as connection:
+            with catalog.connect(self.dsn) as connection:
                 table = catalog.describe(connection, self.table)
                 (is_standby,) = connection.execute("SELECT pg_is_in_recovery()").fetchone()
                 cache, _ = catalog.sequence_of(connection, self.table.quoted, self._column)
-        except client.psycopg_library().Error as error:
+        except catalog.psycopg_library().Error as error:
             raise SourceError(
-                f"{self.place}: its columns cannot be asked for: {client.reason(error)}"
+                f"{self.place}: its columns cannot be asked for: {catalog.reason(error)}"
             ) from error
         if is_standby:
             raise ConfigError(

@@ -29,7 +29,7 @@ from psycopg import sql
 from pyarrow import csv
 
 from ftlayer.connectors.fitting import MISFITS, halved, is_any
-from ftlayer.connectors.postgres.client import Fault, fault_of, is_refusal, refusal
+from ftlayer.connectors.postgres.catalog import Fault, fault_of, is_refusal, refusal
 from ftlayer.errors import ConfigError, SinkTargetError
 
 SUFFIX = "_ftlayer_staging"

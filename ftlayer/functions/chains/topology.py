@@ -7,7 +7,7 @@ not checked against its schema: a misfit shows where the next one, or the chain'
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -19,16 +19,19 @@ from ftlayer.common.printable import described
 from ftlayer.errors import FTLayerError, JobError
 from ftlayer.functions.chains.firing import (
     FIRED_AT_ONCE,
+    ChainOperator,
     DueTimers,
     Firing,
     Interrupted,
     OperatorTimers,
     Timer,
     TimerKind,
+    gives_times,
     never,
+    prepare,
+    taken_off,
     timer_failed,
 )
-from ftlayer.functions.chains.preparing import ChainOperator, gives_times, prepare, taken_off
 from ftlayer.functions.chains.record_segment import RecordSegment
 from ftlayer.functions.chains.segments import (
     AggregateSegment,
@@ -195,16 +198,11 @@ class TopologyChain:
 
     @property
     def next_event_ms(self) -> int | None:
-        return min(
-            (ms for f in self._firings.values() if (ms := f.timers.event.next_ms()) is not None), default=None
-        )
+        return _earliest(f.timers.event.next_ms() for f in self._firings.values())
 
     @property
     def next_processing_ms(self) -> int | None:
-        return min(
-            (ms for f in self._firings.values() if (ms := f.timers.processing.next_ms()) is not None),
-            default=None,
-        )
+        return _earliest(f.timers.processing.next_ms() for f in self._firings.values())
 
     def run(
         self,
@@ -370,6 +368,10 @@ class TopologyChain:
     def _leave(self) -> None:
         for process in self._processes:
             process.step.context._leave()
+
+
+def _earliest(times: Iterable[int | None]) -> int | None:
+    return min((ms for ms in times if ms is not None), default=None)
 
 
 def _without(output: OutputRows, failed: I64) -> OutputRows:

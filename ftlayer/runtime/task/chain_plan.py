@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ftlayer.functions.chains.firing import Interrupted, never
-from ftlayer.functions.chains.preparing import ChainOperator
+from ftlayer.functions.chains.firing import ChainOperator, Interrupted, never
 from ftlayer.functions.keyed import Backend
 from ftlayer.functions.undo import UndoLog
 from ftlayer.runtime.handler import Handler

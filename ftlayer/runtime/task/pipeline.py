@@ -17,8 +17,15 @@ from ftlayer.common.checks import fast_dataclass
 from ftlayer.common.clock import Now
 from ftlayer.common.rules.restart import TRACEBACK, is_programs_text
 from ftlayer.errors import JobError
-from ftlayer.functions.chains.firing import DueTimers, Interrupted, Timer, TimerGuard, TimerKind, never
-from ftlayer.functions.chains.preparing import ChainOperator
+from ftlayer.functions.chains.firing import (
+    ChainOperator,
+    DueTimers,
+    Interrupted,
+    Timer,
+    TimerGuard,
+    TimerKind,
+    never,
+)
 from ftlayer.functions.chains.topology import TimerOutput, TopologyChain
 from ftlayer.functions.current import UNTRACKED, Known, begin_running, end_running
 from ftlayer.functions.failures import failed_rows

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ftlayer.common.printable import described
-from ftlayer.functions.chains.chain import ChainResult
+from ftlayer.functions.chains.segments import ChainResult
 from ftlayer.functions.current import UNTRACKED, Tries
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import FIRST_TRY

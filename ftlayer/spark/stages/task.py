@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ftlayer.errors import InvalidTopologyError, QueryError
-from ftlayer.functions.chains.chain import Chain, ChainResult, rows_at_once
 from ftlayer.functions.chains.record_segment import CHUNK_ROWS
+from ftlayer.functions.chains.segments import Chain, ChainResult, rows_at_once
 from ftlayer.functions.current import UNTRACKED, Tries
 from ftlayer.functions.failures import this_process
 from ftlayer.functions.steps import FunctionStep

@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.functions.chains import chain
-from ftlayer.functions.chains.chain import Chain
+from ftlayer.functions.chains import segments as chain
+from ftlayer.functions.chains.segments import Chain
 
 V = pa.schema([("v", pa.int64())])
 BOTH = pa.schema([("a", pa.int64()), ("b", pa.string())])

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stage_chains import V, first_failures, ints, rows_out, run_chain
 
-from ftlayer.functions.chains import chain
+from ftlayer.functions.chains import segments as chain
 from ftlayer.functions.chains.segments import ROW_TAG
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches
 

@@ -15,9 +15,15 @@ import pytest
 
 from ftlayer.common.failures import PermanentFailure, RetryLater
 from ftlayer.errors import ConfigError
-from ftlayer.functions.chains.chain import CALLED_BYTES, CALLED_ROWS, Chain, ChainResult, rows_at_once
 from ftlayer.functions.chains.record_segment import CHUNK_ROWS
-from ftlayer.functions.chains.segments import segments_of
+from ftlayer.functions.chains.segments import (
+    CALLED_BYTES,
+    CALLED_ROWS,
+    Chain,
+    ChainResult,
+    rows_at_once,
+    segments_of,
+)
 from ftlayer.functions.conversion import VALUES
 from ftlayer.functions.current import Tries, current_record
 from ftlayer.functions.steps import Filter, Map, MapAsync, MapBatches

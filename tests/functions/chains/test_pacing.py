@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.common.failures import PermanentFailure
-from ftlayer.functions.chains.chain import Chain
-from ftlayer.functions.chains.segments import RateLimiter
+from ftlayer.functions.chains.segments import Chain, RateLimiter
 from ftlayer.functions.steps import Filter, FlatMap, FunctionStep, Map, MapAsync
 from ftlayer.spark.stages.known import run_isolated
 

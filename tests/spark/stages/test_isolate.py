@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.functions.chains.chain import Chain, ChainResult
+from ftlayer.functions.chains.segments import Chain, ChainResult
 from ftlayer.functions.steps import FlatMap, Map, MapBatches
 from ftlayer.spark.stages.known import TRIES_ALONE, run_isolated
 from ftlayer.spark.stages.task import StageTask

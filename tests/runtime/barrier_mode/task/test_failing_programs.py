@@ -42,9 +42,8 @@ from ftlayer.checkpoint.options import CheckpointConfig, FailurePolicy
 from ftlayer.checkpoint.snapshots import SubtaskRestore, SubtaskSnapshot
 from ftlayer.common.failures import RowsRejected
 from ftlayer.functions.data_sources import DataSourceStreamArrowWriter
-from ftlayer.functions.interval_join import IntervalJoin
 from ftlayer.functions.steps import CoProcess, Process
-from ftlayer.functions.windows import Collected, Fixed, Window, window_function
+from ftlayer.functions.windows import Collected, Fixed, IntervalJoin, Window, window_function
 from ftlayer.records.ipc import read_one_batch
 from ftlayer.records.partitioning import Custom, HashByKeyGroup, groups_of, key_groups, subtasks_of
 from ftlayer.records.traced import KeySelector
