@@ -405,7 +405,7 @@ def test_no_failure_of_a_connector_tells_a_secret(
 ) -> None:
     port = free_port() if how == REFUSED else echo.server_address[1]
     echo.status = 500 if how == "echo 500" else 400
-    monkeypatch.setattr("ftlayer.connectors.kafka.source.CALL_S", 0.2)
+    monkeypatch.setattr("ftlayer.connectors.kafka.client.CALL_S", 0.2)
     caplog.set_level(logging.INFO)  # Below it, libraries show what is sent.
     try:
         said = repr(CONNECTORS[name](f"127.0.0.1:{port}", tmp_path))

@@ -28,7 +28,7 @@ from ftlayer.common.printable import hides_secrets, secrets_in, secrets_of, show
 from ftlayer.connectors import fitting, table_commits
 from ftlayer.connectors.at_least_once import WriterNumbers
 from ftlayer.connectors.connections import client_library
-from ftlayer.errors import ConfigError, FTLayerError, SinkError, SinkTargetError, UncommittableError
+from ftlayer.errors import ConfigError, SinkError, SinkTargetError, UncommittableError
 from ftlayer.functions.data_sources import DataSourceOptions, OptionsDataSource
 
 logger = logging.getLogger(__name__)
@@ -309,14 +309,10 @@ class DeltaLog:
                 f"{self._place} has changed since rows were staged for it: {changed}; change it back to commit them"
             )
 
-    def add(self, messages: Iterable[DeltaMessage], query_batches: dict[str, int], number: int) -> None:
-        """Commit messages, all of them or none. Raises deltalake's errors.
-
-        ``number``: of the checkpoint or batch.
-        """
+    def add(self, adding: Sequence[DeltaMessage], number: int) -> None:
+        """Commit messages of a checkpoint or batch, all of them or none. Raises deltalake's errors."""
         deltalake = delta_library()
-        adding = list(messages)
-        versions = {_query_id(query): batch for query, batch in query_batches.items()}
+        versions = {_query_id(message.query): number for message in adding if message.query}
         for message in adding:
             if not message.query:
                 name = _writer_id(message.writer)
@@ -509,7 +505,7 @@ class TableFiles:
             # An object is there once its upload has ended.
             with self._fs.open_output_stream(f"{self._root}/{path}") as file:
                 pq.write_table(rows, file)
-            self._sync(path)
+            self.sync(path)
             size = self.size(path)
         except BaseException:
             self.delete(path)
@@ -535,11 +531,7 @@ class TableFiles:
         found = self._fs.get_file_info(FileSelector(self._root, recursive=False))
         return [each.base_name for each in found if each.type == FileType.File]
 
-    def sync_commit(self, version: int) -> None:
-        """Make a commit last that is written: a checkpoint that relied on it is forgotten next."""
-        self._sync(f"_delta_log/{version:020}.json")
-
-    def _sync(self, path: str) -> None:
+    def sync(self, path: str) -> None:
         """Make a file of this machine last; an object does as it is written."""
         if self._is_local:
             with (target := Path(self._root, path)).open("rb") as file:
@@ -594,9 +586,7 @@ class DeltaSink(table_commits.CleaningSink[DeltaMessage]):
         delta_library()
         where = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
         check_text(where, "path", "a path or URL of a table")
-        if isinstance(partition_by, str):
-            raise ConfigError(f"partition_by: expected names of columns in a list, got {partition_by!r}")
-        check_texts(partition_by, "partition_by", "names of columns")
+        table_commits.check_partition_by(partition_by)
         if storage_options is not None:
             check_instance(storage_options, "storage_options", Mapping)
             check_texts(chain(storage_options, storage_options.values()), "storage_options", "texts by name")
@@ -698,33 +688,21 @@ class DeltaSink(table_commits.CleaningSink[DeltaMessage]):
 
         return self._trying("cleaned", clean)
 
-    def _stage(self, path: str, values: tuple[tuple[str, str | None], ...], rows: pa.Table) -> StagedFile:
+    def _stage(self, path: str, values: PartitionValues, rows: pa.Table) -> StagedFile:
         return StagedFile(path, self._files().write(path, rows), values, statistics(rows))
 
     def _commit(self, found: dict[str, list[DeltaMessage]], number: int) -> None:
         log = self._fresh()
-        adding: list[DeltaMessage] = []
-        again: list[DeltaMessage] = []
-        batches: dict[str, int] = {}
-        for query, written in found.items():
-            if not query:
-                adding += [one for one in written if not log.is_committed(one)]
-                continue
-            last = log.batch_of(query)
-            if last is None or last < number:
-                adding += written
-                batches[query] = number
-            else:
-                again += written
+        adding, again = table_commits.divided(found, number, log.is_committed, log.batch_of)
         if adding:
             self._check_there(adding)
             for message in adding:
                 log.check_takes(message)
             before = log.version
-            log.add(adding, batches, number)
+            log.add(adding, number)
+            # A checkpoint that relied on the commit is forgotten next.
             for version in range(before + 1, log.version + 1):
-                self._files().sync_commit(version)
-        # A batch that is run again has other messages, of the same rows.
+                self._files().sync(f"_delta_log/{version:020}.json")
         self._remove_uncommitted(log, again)
 
     def _check_there(self, messages: list[DeltaMessage]) -> None:
@@ -790,25 +768,13 @@ class DeltaSink(table_commits.CleaningSink[DeltaMessage]):
     def _remove_uncommitted(self, log: DeltaLog, written: Iterable[DeltaMessage]) -> None:
         self._remove(file.path for one in written if log.has(one) is False for file in one.files)
 
-    def _doing(self, doing: str, work: Callable[[], Result]) -> Result:
-        try:
-            return work()
-        except FTLayerError:
-            raise
-        except Exception as error:  # deltalake raises some of Python's own, too.
-            self._log = None
-            raise SinkError(
-                f"{self._place}: rows cannot be {doing}: {type(error).__name__}: {_reason(error)}"
-            ) from error
+    def _said(self, error: Exception) -> str:
+        # In one line and without the stack that deltalake puts behind it.
+        return f"{type(error).__name__}: {' '.join(str(error).split()).partition(' 0: <unknown>')[0]}"
 
     def _trying(self, doing: str, work: Callable[[], Result]) -> Result:
         conflict = delta_library().exceptions.CommitFailedError
         return table_commits.tried(lambda: self._doing(doing, work), self._secrets, conflict=conflict)
-
-
-def _reason(error: Exception) -> str:
-    """Return what an error says, in one line and without the stack that deltalake puts behind it."""
-    return re.split(r" 0: <unknown>", " ".join(str(error).split()))[0]
 
 
 def _as_created(rows: pa.Schema) -> pa.Schema:

@@ -27,13 +27,12 @@ from ftlayer.common.checks import (
     duration_ms,
     known_options,
 )
-from ftlayer.common.failures import RowsRejected
-from ftlayer.common.printable import described, hides_secrets, secrets_in
+from ftlayer.common.printable import hides_secrets, secrets_in
 from ftlayer.connectors import table_commits
 from ftlayer.connectors.at_least_once import WriterNumbers
 from ftlayer.connectors.connections import client_library
 from ftlayer.connectors.fitting import as_column, check_fits, chunked, fitted, refuse_nulls, whole_or_refused
-from ftlayer.errors import ConfigError, FTLayerError, SinkError, SinkTargetError, UncommittableError
+from ftlayer.errors import ConfigError, SinkTargetError, UncommittableError
 from ftlayer.functions.data_sources import DataSourceOptions, OptionsDataSource
 
 RETRIES = "commit.retry.num-retries"
@@ -318,9 +317,7 @@ class IcebergSink(table_commits.StagingSink[IcebergMessage]):
         if not all(table.split(".")) or "." not in table:
             raise ConfigError(f"table: expected 'namespace.table', got {table!r}")
         check_catalog(catalog)
-        if isinstance(partition_by, str):
-            raise ConfigError(f"partition_by: expected names of columns in a list, got {partition_by!r}")
-        check_texts(partition_by, "partition_by", "names of columns")
+        table_commits.check_partition_by(partition_by)
         self._remember_ms = duration_ms(remember, "remember", least=2 * 3_600_000)
         self._table = table
         self._place = f"Iceberg table {table}"
@@ -396,19 +393,11 @@ class IcebergSink(table_commits.StagingSink[IcebergMessage]):
                 f"{self._place} is not there any more", found, number, way
             ) from error
         commits = self._commits(table)
-        adding: list[IcebergMessage] = []
-        again: list[IcebergMessage] = []
-        for query, written in found.items():
-            if not query:
-                adding += [message for message in written if not commits.is_committed(message)]
-                continue
-            last = commits.batch_of(query)
-            (adding if last is None or last < number else again).extend(written)
+        adding, again = table_commits.divided(found, number, commits.is_committed, commits.batch_of)
         if adding:
             self._check_takes(table, adding)
             self._check_there(table, adding)
             self._add(table, commits, adding, number)
-        # A batch that is run again has other messages, of the same rows.
         self._remove_uncommitted(table, commits, again, number)
 
     def _add(self, table: Any, commits: Commits, messages: list[IcebergMessage], number: int) -> None:
@@ -498,15 +487,6 @@ class IcebergSink(table_commits.StagingSink[IcebergMessage]):
                 table.io.delete(path)
 
         table_commits.for_all(remove, paths)
-
-    def _doing(self, doing: str, work: Callable[[], Result]) -> Result:
-        try:
-            return work()
-        except (FTLayerError, RowsRejected):
-            raise
-        except Exception as error:  # Catalogs raise what their clients raise.
-            self._catalog = None
-            raise SinkError(f"{self._place}: rows cannot be {doing}: {described(error)}") from error
 
     def _trying(self, doing: str, work: Callable[[], Result]) -> Result:
         conflict, secrets = iceberg_library().exceptions.CommitFailedException, secrets_in(self._properties)

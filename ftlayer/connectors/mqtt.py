@@ -595,7 +595,7 @@ class MqttSource(Queue):
                 f"group: {self.place} needs one with {member.parallelism} subtasks: each would read all"
             )
         for position in positions.values():
-            self.check_position(position)
+            unpack_position(position, ("mqtt", self.filter), self.place)
         return MqttReader(self, member)
 
     @property
@@ -609,9 +609,6 @@ class MqttSource(Queue):
     def position(self) -> bytes:
         """Return a position like no other; which messages are acknowledged is known to the server alone."""
         return pack_position(("mqtt", self.filter), secrets.token_bytes(8))
-
-    def check_position(self, position: bytes) -> None:
-        unpack_position(position, ("mqtt", self.filter), self.place)
 
 
 @dataclass(slots=True)

@@ -68,12 +68,8 @@ def connect(url: str) -> Any:
     )
     # redis-py would make tuples and dicts of each entry of a stream.
     for command in ("XREADGROUP", "XPENDING"):
-        client.set_response_callback(command, _as_it_came)
+        client.set_response_callback(command, lambda reply, **_: reply)
     return client
-
-
-def _as_it_came(reply: Any, **_: Any) -> Any:
-    return reply
 
 
 def is_away(error: Exception) -> bool:
@@ -118,9 +114,8 @@ def to_entries(batch: pa.RecordBatch, first: int = 0) -> list[bytes]:
 def _pairs_of(name: str, column: pa.Array) -> list[Pairs]:
     if pa.types.is_map(column.type):
         values = column.to_pylist()
-        return [
-            [_bytes(each) for pair in row or () for each in pair if pair[1] is not None] for row in values
-        ]
+        pairs = ([each for pair in row or () for each in pair if pair[1] is not None] for row in values)
+        return [[each if isinstance(each, bytes) else str(each).encode() for each in row] for row in pairs]
     named = name.encode()
     return [[] if value is None else [named, value] for value in _as_bytes(name, column)]
 
@@ -138,10 +133,6 @@ def _as_bytes(name: str, column: pa.Array) -> Sequence[bytes | None]:
             f"column {name!r} is {column.type}, which has no text in Redis: make it one in a function before ({error})"
         ) from error
     return values
-
-
-def _bytes(value: Any) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode()
 
 
 PUSHED_ROWS = 1_000
@@ -564,16 +555,13 @@ class RedisSource(Queue):
     def place(self) -> str:
         return f"stream {self.stream!r} of {shown_url(self.url)}"
 
-    def pack(self, last: bytes) -> bytes:
-        return pack_position(self._name, last)
-
     def unpack(self, position: bytes) -> bytes:
         """Return the id of the entry that a position is behind; `ConfigError` for one of something else."""
-        (last,) = unpack_position(position, self._name, f"{self.place}, group {self.group!r}")
+        (last,) = unpack_position(position, self.name, f"{self.place}, group {self.group!r}")
         return bytes(last)
 
     @property
-    def _name(self) -> tuple[str, ...]:
+    def name(self) -> tuple[str, ...]:
         return "redis", self.stream, self.group
 
 
@@ -725,7 +713,12 @@ class RedisReader(ServerReader):
             ids = pa.array([entry[0] for entry in entries], pa.binary()).cast(pa.string())
         consumer.last = bytes(entries[-1][0])
         self._pending += len(entries)
-        return Fetched(rows, consumer.subtask, self._source.pack(consumer.last), _Receipt(consumer.name, ids))
+        return Fetched(
+            rows,
+            consumer.subtask,
+            pack_position(self._source.name, consumer.last),
+            _Receipt(consumer.name, ids),
+        )
 
     def _count(self) -> int | None:
         """See `waiting`. Servers before 7.0 do not know it, nor does one that entries were deleted from."""

@@ -14,9 +14,10 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from pyspark.sql.datasource import WriterCommitMessage
 
 from ftlayer.checkpoint.storage.files import StoragePool
-from ftlayer.common.checks import LONGEST_MS, Duration, duration_ms
-from ftlayer.common.printable import hidden
-from ftlayer.errors import SinkError, UncommittableError
+from ftlayer.common.checks import LONGEST_MS, Duration, check_texts, duration_ms
+from ftlayer.common.failures import RowsRejected
+from ftlayer.common.printable import described, hidden
+from ftlayer.errors import ConfigError, FTLayerError, SinkError, UncommittableError
 from ftlayer.functions.data_sources import DataSourceStreamArrowWriter
 
 logger = logging.getLogger(__name__)
@@ -125,6 +126,19 @@ class StagingSink(DataSourceStreamArrowWriter, Generic[Message]):
             f"{or_else}, or had the sink another name than {self._name!r} when they were committed?"
         )
 
+    def _doing(self, doing: str, work: Callable[[], Result]) -> Result:
+        """Do this; any error but ours is a `SinkError`, and what it was done over is connected to anew."""
+        try:
+            return work()
+        except (FTLayerError, RowsRejected):
+            raise
+        except Exception as error:  # Libraries raise what their clients raise.
+            self.__dict__.update(dict.fromkeys(self._connections))
+            raise SinkError(f"{self._place}: rows cannot be {doing}: {self._said(error)}") from error
+
+    def _said(self, error: Exception) -> str:
+        return described(error)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, **dict.fromkeys(self._connections)}
 
@@ -147,6 +161,30 @@ class CleaningSink(StagingSink[Message]):
 
     @abstractmethod
     def _clean(self, keep: list[Message], older_than_ms: int) -> list[str]: ...
+
+
+def check_partition_by(partition_by: Sequence[str]) -> None:
+    if isinstance(partition_by, str):
+        raise ConfigError(f"partition_by: expected names of columns in a list, got {partition_by!r}")
+    check_texts(partition_by, "partition_by", "names of columns")
+
+
+def divided(
+    found: Mapping[str, list[Message]],
+    number: int,
+    is_committed: Callable[[Message], bool],
+    batch_of: Callable[[str], int | None],
+) -> tuple[list[Message], list[Message]]:
+    """Return what is to be committed, and the messages of batches that are run again: other ones, of the same rows."""
+    adding: list[Message] = []
+    again: list[Message] = []
+    for query, written in found.items():
+        if not query:
+            adding += [message for message in written if not is_committed(message)]
+            continue
+        last = batch_of(query)
+        (adding if last is None or last < number else again).extend(written)
+    return adding, again
 
 
 def commits_of(found: Mapping[str, list[Message]], number: int) -> Iterator[tuple[str, list[Message]]]:

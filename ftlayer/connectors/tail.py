@@ -459,7 +459,8 @@ class Follower:
 
     def _place_copy(self, copy: _File) -> bool:
         """Find the place at which to go on in a copy of a log; False: that is not to be said yet."""
-        log = self._files.get(next((key for key in self._files if self._is_log(key, copy.seen.log)), ("", 0)))
+        logs = (file for file in self._files.values() if file.seen.log == copy.seen.log)
+        log = next((file for file in logs if not file.seen.is_rotated), None)
         if log is None:
             return True
         size = copy.opened.stat().size
@@ -470,9 +471,6 @@ class Follower:
             copy.offset, copy.tail = log.offset, log.tail
             log.go_to(0, b"")
         return True
-
-    def _is_log(self, key: tuple[str, int], log: str) -> bool:
-        return key[0] == log and not self._files[key].seen.is_rotated
 
     def read(self, now_ns: int) -> Chunk | None:
         """Return lines that were not read yet; None: there are none now. Logs take turns."""
@@ -517,7 +515,8 @@ class Follower:
 
     def _read(self, file: _File, now_ns: int) -> Chunk | None:
         stat = file.opened.stat()
-        is_complete = self._is_complete(file, stat, now_ns)
+        is_quiet = file.seen.is_rotated and now_ns - stat.modified_ns >= self._quiet_ns
+        is_complete = is_quiet or not stat.is_there
         if stat != file.idle or (file.offset < stat.size and is_complete):
             data = self._lines(file, is_complete=is_complete)
             # Behind the reading: what is read behind a truncation is not what was to be read.
@@ -533,9 +532,6 @@ class Follower:
             file.opened.close()
             del self._files[file.seen.log, file.opened.inode]
         return None
-
-    def _is_complete(self, file: _File, stat: Stat, now_ns: int) -> bool:
-        return not stat.is_there or (file.seen.is_rotated and now_ns - stat.modified_ns >= self._quiet_ns)
 
     def _lines(self, file: _File, *, is_complete: bool) -> bytes:
         data = file.opened.read(file.offset, CHUNK_BYTES)
@@ -725,19 +721,16 @@ class TailReader(QueueReader):
         length = len(chunk.data) if len(starts) <= max_rows else int(starts[max_rows])
         self._follower.take(chunk, length)
         starts = starts[:max_rows]
+        signed = chunk.inode - (1 << 64) if chunk.inode >= 1 << 63 else chunk.inode
         columns = [
             pa.repeat(pa.scalar(valid(chunk.log)), len(starts)),
-            pa.repeat(pa.scalar(_signed(chunk.inode), pa.int64()), len(starts)),
+            pa.repeat(pa.scalar(signed, pa.int64()), len(starts)),
             pa.array(starts + chunk.at),
             texts_of(chunk.data[:length]),
         ]
         rows = pa.RecordBatch.from_arrays(columns, schema=self._schema)
         self._number += 1
         return Fetched(rows, 0, pack(self._number, self._follower.places()), None)
-
-
-def _signed(inode: int) -> int:
-    return inode - (1 << 64) if inode >= 1 << 63 else inode
 
 
 def _check_pattern(pattern: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from difflib import get_close_matches
@@ -147,15 +147,12 @@ class _Dicts:
 
     def results(self, returned: Any) -> Iterable[Any]:
         # An iterator may yield one dict again and again, changed.
-        return returned if isinstance(returned, list | tuple) else _copied(returned)
+        if isinstance(returned, list | tuple):
+            return returned
+        return (result.copy() if type(result) is dict else result for result in returned)
 
     def expected(self, schema: pa.Schema) -> str:
         return "a function returns a dict with these columns (flat_map: an iterable of them)"
-
-
-def _copied(returned: Iterable[Any]) -> Iterator[Any]:
-    for result in returned:
-        yield result.copy() if type(result) is dict else result
 
 
 class _Values:

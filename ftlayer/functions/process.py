@@ -242,7 +242,7 @@ class Context:
         """
         self.uid = uid
         self._own = own if copies else None
-        self._owned: Callable[[Any], Any] = _same if own is None else own
+        self._owned: Callable[[Any], Any] = (lambda value: value) if own is None else own
         self.timestamp: int | None = None
         self.watermark = MIN_MS
         self.now_ms = 0
@@ -421,10 +421,6 @@ class Context:
                     "use them in process and on_timer only"
                 )
             raise not_here(self, name, _WORDS)
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 _WITHOUT_KEYS = "{uid!r} has no keys, so it has not {what}; call key_by before process"

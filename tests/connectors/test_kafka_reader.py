@@ -168,7 +168,7 @@ def test_an_end_that_the_broker_does_not_know_yet_is_asked_for_again(
             future.set_result(SimpleNamespace(offset=offset))
         return futures
 
-    monkeypatch.setattr("ftlayer.connectors.kafka.source.ask_offsets", answered)
+    monkeypatch.setattr("ftlayer.connectors.kafka.client.ask_offsets", answered)
     start = {f"{topic}-0": 4, f"{topic}-1": 1}
     assert source.latestOffset(start, ReadAllAvailable()) == start | {f"{topic}-1": 2}
     assert next(answers, None) is None

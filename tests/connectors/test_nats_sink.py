@@ -156,7 +156,7 @@ async def publish_others(client: Any, stream: str, count: int) -> None:
 def test_a_batch_of_a_query_that_is_run_again_adds_nothing(
     nats_server: Any, sink: NatsSink, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sink_module, "streaming_query", lambda: "query")
+    monkeypatch.setattr("ftlayer.connectors.table_commits.streaming_query", lambda: "query")
     sink.commit([sink.write(rows(1)), sink.write(rows(2))], 0)
     sink.commit([sink.write(rows(2, 1))], 0)
     sink.commit([sink.write(rows(3))], 1)
@@ -168,7 +168,7 @@ def test_a_batch_of_a_query_that_was_interrupted_has_the_rows_of_the_first_time(
     nats_server: Any, sink: NatsSink, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second run may have the same rows in another order."""
-    monkeypatch.setattr(sink_module, "streaming_query", lambda: "query")
+    monkeypatch.setattr("ftlayer.connectors.table_commits.streaming_query", lambda: "query")
     publish = NatsStreams.publish
 
     async def interrupted(self: NatsStreams, named: Any) -> None:

@@ -104,7 +104,7 @@ def test_the_server_is_killed_between_write_and_commit(
 def test_a_batch_of_a_query_that_is_run_again_adds_nothing(
     redis_server: Any, sink: RedisSink, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sink_module, "streaming_query", lambda: "query")
+    monkeypatch.setattr("ftlayer.connectors.table_commits.streaming_query", lambda: "query")
     sink.commit([sink.write(rows(1)), sink.write(rows(2))], 0)
     sink.commit([sink.write(rows(1, 2))], 0)
     sink.commit([sink.write(rows(3))], 1)

@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlayer import RowsRejected
-from ftlayer.connectors import delta as sink_module
 from ftlayer.connectors import table_commits
 from ftlayer.connectors.delta import DeltaLog, statistics
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
@@ -390,7 +389,7 @@ def test_readers_skip_files_by_statistics(path: str) -> None:
 
 
 def test_a_batch_that_spark_runs_again_adds_nothing(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink_module, "streaming_query", lambda: "query-1")
+    monkeypatch.setattr("ftlayer.connectors.table_commits.streaming_query", lambda: "query-1")
     sink = DeltaSink(path)
     messages = [again(sink).write(rows(1)), again(sink).write(rows(2))]
     sink.commit(messages, 0)
@@ -401,7 +400,7 @@ def test_a_batch_that_spark_runs_again_adds_nothing(path: str, monkeypatch: pyte
     assert staged_in(path) == set()
     later.abort(messages, 0)
     later.commit([later.write(rows(3))], 1)
-    monkeypatch.setattr(sink_module, "streaming_query", lambda: "query-2")
+    monkeypatch.setattr("ftlayer.connectors.table_commits.streaming_query", lambda: "query-2")
     later.commit([later.write(rows(4))], 0)
     assert numbers_in(path) == [1, 2, 3, 4]
 
@@ -493,13 +492,13 @@ def test_against_a_model(tmp_path_factory: pytest.TempPathFactory, steps: list[t
         """Commit as the driver does: until it has returned, with another process if one was killed."""
         faults = [fault] if fault else []
 
-        def faulty(self: DeltaLog, adding: Any, batches: Any, at: int) -> None:
+        def faulty(self: DeltaLog, adding: Any, at: int) -> None:
             now = faults.pop() if faults else ""
             if now == "another":
                 again(sink).commit(messages, number)
             if "before" in now:
                 raise Killed if "killed" in now else OSError("made to fail")
-            add(self, adding, batches, at)
+            add(self, adding, at)
             if "behind" in now:
                 raise Killed if "killed" in now else deltalake.exceptions.DeltaError("the answer is lost")
 

@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlayer import RowsRejected
-from ftlayer.connectors import iceberg as sink_module
 from ftlayer.connectors import table_commits
 from ftlayer.connectors.iceberg import HOUR_MS, Commits
 from ftlayer.errors import ConfigError, SinkError, UncommittableError
@@ -282,7 +281,7 @@ def test_writers_are_forgotten_in_the_table(
 def test_a_batch_that_spark_runs_again_adds_nothing(
     sink: IcebergSink, name: str, load: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sink_module, "streaming_query", lambda: "query-1")
+    monkeypatch.setattr("ftlayer.connectors.table_commits.streaming_query", lambda: "query-1")
     messages = [again(sink).write(rows(1)), again(sink).write(rows(2))]
     sink.commit(messages, 0)
     sink.commit(messages, 0)
@@ -296,7 +295,7 @@ def test_a_batch_that_spark_runs_again_adds_nothing(
     lost = later.write(rows(4))
     later.abort([lost], 2)
     assert data_files(load(name)) == 3
-    monkeypatch.setattr(sink_module, "streaming_query", lambda: "query-2")
+    monkeypatch.setattr("ftlayer.connectors.table_commits.streaming_query", lambda: "query-2")
     later.commit([later.write(rows(4))], 0)
     assert numbers_in(load(name)) == [1, 2, 3, 4]
 

@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 
 from ftlayer.common.failures import RowsRejected
 from ftlayer.connectors import table_commits
-from ftlayer.connectors.postgres import sink as postgres
 from ftlayer.connectors.postgres import staging
 from ftlayer.connectors.postgres.catalog import Fault, fault_of
 from ftlayer.errors import ConfigError, SinkError, SinkTargetError, UncommittableError
@@ -592,11 +591,11 @@ def test_rows_that_block_a_commit_are_taken_out(server: Any, sink: PostgresSink,
 def test_a_batch_that_was_committed_is_not_refused_when_it_runs_again(
     server: Any, sink: PostgresSink, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres, "streaming_query", lambda: "query-1")
-    monkeypatch.setattr(postgres, "streaming_batch", lambda: "7")
+    monkeypatch.setattr("ftlayer.connectors.table_commits.streaming_query", lambda: "query-1")
+    monkeypatch.setattr("ftlayer.connectors.table_commits.streaming_batch", lambda: "7")
     sink.commit([sink.write(rows(1))], 7)
     sink.commit([sink.write(rows(1))], 7)
-    monkeypatch.setattr(postgres, "streaming_batch", lambda: "8")
+    monkeypatch.setattr("ftlayer.connectors.table_commits.streaming_batch", lambda: "8")
     with pytest.raises(RowsRejected, match="23505"):
         sink.write(rows(1))
     assert numbers_in(server, table) == [1]
@@ -738,13 +737,13 @@ def test_two_drivers_commit_at_once(server: Any, sink: PostgresSink, table: str)
 def test_a_batch_that_spark_runs_again_adds_nothing(
     server: Any, sink: PostgresSink, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres, "streaming_query", lambda: "query-1")
+    monkeypatch.setattr("ftlayer.connectors.table_commits.streaming_query", lambda: "query-1")
     sink.commit([sink.write(rows(1)), sink.write(rows(2))], 0)
     sink.commit([sink.write(rows(1, 2))], 0)
     sink.commit([sink.write(rows(3))], 1)
     assert numbers_in(server, table) == [1, 2, 3]
     assert staged_in(server, table) == 0
-    monkeypatch.setattr(postgres, "streaming_query", lambda: "query-2")
+    monkeypatch.setattr("ftlayer.connectors.table_commits.streaming_query", lambda: "query-2")
     sink.commit([sink.write(rows(4))], 0)
     assert numbers_in(server, table) == [1, 2, 3, 4]
 

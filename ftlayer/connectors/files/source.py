@@ -64,10 +64,6 @@ COMPACT_AT = 50
 _SUFFIX = ".msgpack"
 
 
-def new_journal_id() -> str:
-    return secrets.token_hex(8)
-
-
 class Journal:
     """The journal of one source. It lasts when a method has returned."""
 
@@ -310,7 +306,7 @@ class FilesSource(data_sources.DataSourceStreamReader, data_sources.SupportsTrig
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Begin with a journal of its own: all files are new."""
-        return {JOURNAL: new_journal_id(), NEXT: 0}
+        return {JOURNAL: secrets.token_hex(8), NEXT: 0}
 
     def getDefaultReadLimit(self) -> data_sources.ReadLimit:  # noqa: N802 - Spark's name
         return data_sources.ReadMaxFiles(self._max_files)

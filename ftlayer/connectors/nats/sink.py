@@ -90,7 +90,10 @@ class NatsColumns:
         """
         ids = texts_of(batch, self.id, "id_column")
         bodies, headers = bodies_of(batch, self.value, "value"), self._headers(batch)
-        rows = [NatsRow(body, _id(name), each) for body, name, each in zip(bodies, ids, headers, strict=True)]
+        rows = [
+            NatsRow(body, (name or "").strip() or None, each)
+            for body, name, each in zip(bodies, ids, headers, strict=True)
+        ]
         refused = {first + place: why for place, row in enumerate(rows) if (why := _refusal(row, most_bytes))}
         if refused:
             raise RowsRejected(refused)
@@ -111,10 +114,6 @@ class NatsColumns:
             [(name, value) for name, value in each or () if value is not None and not name.startswith(_OWN)]
             for each in found
         ]
-
-
-def _id(name: str | None) -> str | None:
-    return (name or "").strip() or None
 
 
 def _refusal(row: NatsRow, most_bytes: int) -> str | None:
@@ -145,11 +144,6 @@ def of_chunk(chunk: bytes) -> Iterator[NatsRow]:
     unpacker.feed(chunk)
     for body, name, headers in unpacker:
         yield NatsRow(body, name, [(key, value) for key, value in headers])
-
-
-def headers_of(row: NatsRow, name: str) -> Mapping[str, str]:
-    """Return the headers that a message is published with, under this name if it has none of its own."""
-    return {**dict(row.headers), ID_HEADER: row.id or name}
 
 
 # What a NATS sink does in the server: staged rows, notes of commits, and messages that are published.
@@ -309,8 +303,10 @@ class NatsStreams:
         return f"{self.base}.commits.{hashlib.sha256(commit.encode()).hexdigest()[:32]}"
 
     async def publish(self, named: Sequence[tuple[str, NatsRow]]) -> None:
-        """Publish rows, in order. Those whose id the server knows it leaves out."""
-        await self._publish((self.subject, row.body, headers_of(row, name)) for name, row in named)
+        """Publish rows, in order, by their names where they have no ids. The server leaves out ids that it knows."""
+        await self._publish(
+            (self.subject, row.body, {**dict(row.headers), ID_HEADER: row.id or name}) for name, row in named
+        )
 
     async def published(self, behind: int, names: set[str]) -> set[str]:
         """Return which of these ids are in the target behind a number, as far as its messages are there still."""

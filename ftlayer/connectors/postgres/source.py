@@ -161,7 +161,7 @@ class PostgresTableReader(ServerReader):
         ]
         self._last = tuple(str(value) for value in rows[-1][count:])
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-        return Fetched(batch, self._subtask, self._pack(self._last), None)
+        return Fetched(batch, self._subtask, pack_position(self._named, msgpack.packb(self._last)), None)
 
     def _next_bound(self) -> Any:
         """Return a condition of rows before which nothing can come any more; None: there are none now."""
@@ -287,9 +287,6 @@ class PostgresTableReader(ServerReader):
 
     def _refusal(self, error: Exception) -> SourceError:
         return SourceError(f"{self._source.place}: {catalog.reason(error)}")
-
-    def _pack(self, last: Values) -> bytes:
-        return pack_position(self._named, msgpack.packb(last))
 
     def _unpack(self, position: bytes) -> Values:
         (packed,) = unpack_position(position, self._named, self._source.place)

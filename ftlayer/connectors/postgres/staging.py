@@ -19,7 +19,6 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
-from decimal import Decimal
 from functools import partial
 from typing import Any, LiteralString, Protocol
 
@@ -85,12 +84,8 @@ def _text(value: Any) -> str:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=_json_leaf)
-
-
-def _json_leaf(value: Any) -> Any:
-    # A number that has no exact float stays a text.
-    return str(value) if isinstance(value, Decimal) else _text(value)
+    # A decimal, which may have no exact float, stays a text.
+    return json.dumps(value, ensure_ascii=False, default=_text)
 
 
 def _array_literal(value: Any) -> str:

@@ -160,7 +160,7 @@ def _reduce(step: fused.Reducing, keeps: bool) -> tuple[Any, ...] | None:
     return (
         "reduce",
         step.function,
-        _positions(step.key),
+        tuple(None if step.key.width == 1 else column.position for column in step.key.columns),
         bytes(column.is_float for column in step.key.columns),
         table,
         lookup,
@@ -169,10 +169,6 @@ def _reduce(step: fused.Reducing, keeps: bool) -> tuple[Any, ...] | None:
         _refusing(step.uid),
         keeps,
     )
-
-
-def _positions(key: fused.KeyColumns) -> tuple[int | None, ...]:
-    return tuple(None if key.width == 1 else column.position for column in key.columns)
 
 
 def _refusing(uid: str) -> Callable[[Any], NoReturn]:

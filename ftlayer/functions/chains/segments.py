@@ -43,17 +43,13 @@ from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import attempts_of, first_failed_of
 
 
-def monotonic_ms() -> float:
-    return time.monotonic_ns() / 1_000_000
-
-
 class RateLimiter:
     """Lets ``rate`` calls a second go. A forked child begins with an empty bucket of its own."""
 
     def __init__(
         self,
         rate: float,
-        now_ms: Callable[[], float] = monotonic_ms,
+        now_ms: Callable[[], float] = lambda: time.monotonic_ns() / 1_000_000,
         sleep: Callable[[float], None] = time.sleep,
         sleep_async: Callable[[float], Awaitable[Any]] = asyncio.sleep,
     ) -> None:
