@@ -189,7 +189,7 @@ MOST_PLACES = 256
 """Places whose frames are kept as text. They are forgotten together when there are more."""
 
 # Id of the code and instruction, of each frame. The code objects are kept, so that no other gets their ids.
-_kept: dict[tuple[int, ...], tuple[list[CodeType], str]] = {}
+_kept: dict[tuple[tuple[int, int], ...], tuple[list[CodeType], str]] = {}
 
 
 def traceback_text(error: BaseException, frames: TracebackType | None) -> str:
@@ -199,14 +199,8 @@ def traceback_text(error: BaseException, frames: TracebackType | None) -> str:
     """
     if _is_chained(error):
         return "".join(TracebackException(type(error), error, frames, compact=True).format())
-    place: list[int] = []
-    codes: list[CodeType] = []
-    frame = frames
-    while frame is not None:
-        codes.append(frame.tb_frame.f_code)
-        place += (id(codes[-1]), frame.tb_lasti)
-        frame = frame.tb_next
-    key = tuple(place)
+    places = _places_of(frames)
+    key = tuple((id(code), at) for code, at in places)
     known = _kept.get(key)
     if known is not None:
         # Of no frame; they are given all the same, for names that are suggested in place of a wrong one.
@@ -216,7 +210,7 @@ def traceback_text(error: BaseException, frames: TracebackType | None) -> str:
     text, last = "".join(whole.format()), "".join(whole.format_exception_only())
     if len(_kept) >= MOST_PLACES:
         _kept.clear()
-    _kept[key] = codes, text.removesuffix(last)
+    _kept[key] = [code for code, _ in places], text.removesuffix(last)
     return text
 
 
@@ -271,7 +265,7 @@ def _signalled(error: BaseException) -> bool:
     seen: list[BaseException] = []
     while each is not None and not any(each is one for one in seen):
         seen.append(each)
-        frames = _places_of(each)
+        frames = _places_of(each.__traceback__)
         if any(code in codes for code, _ in frames):
             return True
         if type(each) is KeyboardInterrupt and signal.default_int_handler in handlers and frames:
@@ -284,8 +278,8 @@ def _signalled(error: BaseException) -> bool:
     return False
 
 
-def _places_of(error: BaseException) -> list[tuple[CodeType, int]]:
-    places, trace = [], error.__traceback__
+def _places_of(trace: TracebackType | None) -> list[tuple[CodeType, int]]:
+    places = []
     while trace is not None:
         places.append((trace.tb_frame.f_code, trace.tb_lasti))
         trace = trace.tb_next

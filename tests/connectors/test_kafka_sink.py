@@ -150,7 +150,7 @@ def test_one_who_was_replaced_in_a_transaction_commits_nothing(
     kafka_server: Any, sink: KafkaSink, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver that hangs in its commit while another one takes over, and goes on then."""
-    from ftlayer.connectors.kafka import sink as producing
+    from ftlayer.connectors.kafka import client as producing
 
     message, metadata = sink.write(rows(1, 2)), producing.group_metadata
     zombie, driver = copy_of(sink), copy_of(sink)
