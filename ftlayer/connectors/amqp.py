@@ -19,22 +19,8 @@ import pyarrow as pa
 from ftlayer.common.checks import Duration, check_bool, check_int, check_text, duration_ms, known_options
 from ftlayer.common.failures import PermanentFailure
 from ftlayer.common.printable import described, hides_secrets, secrets_of, shown_url, url_parts
-from ftlayer.connectors.at_least_once import (
-    Publishing,
-    PublishingSink,
-    SendingWriter,
-    bodies_of,
-    check_columns,
-    texts_of,
-)
+from ftlayer.connectors import at_least_once, queue_stream
 from ftlayer.connectors.connections import ServerReader, client_library
-from ftlayer.connectors.queue_stream import (
-    NAME_BYTES,
-    QueueDataSource,
-    RedeliveryWindow,
-    pack_position,
-    unpack_position,
-)
 from ftlayer.errors import ConfigError, SinkError
 from ftlayer.functions.data_sources import DataSourceOptions
 from ftlayer.records import beside
@@ -265,7 +251,7 @@ class _Message:
 
 @known_options
 @hides_secrets(lambda sink: sink._secrets)
-class AmqpSink(PublishingSink[_Message]):
+class AmqpSink(at_least_once.PublishingSink[_Message]):
     """Publishes each row as a persistent message: the sink of a topology, in both modes.
 
     A row is done when the server has confirmed its message: it is on disk, in each queue that it was routed to. One
@@ -305,7 +291,7 @@ class AmqpSink(PublishingSink[_Message]):
             check_text(exchange, "exchange", "the name of an exchange")
         if routing_key != "":
             check_text(routing_key, "routing_key")
-        check_columns(routing_key_column=routing_key_column, body=body, message_id=message_id)
+        at_least_once.check_columns(routing_key_column=routing_key_column, body=body, message_id=message_id)
         if routing_key and routing_key_column is not None:
             raise ConfigError("routing_key: expected it or routing_key_column, got both")
         if not (exchange or routing_key or routing_key_column):
@@ -327,16 +313,18 @@ class AmqpSink(PublishingSink[_Message]):
         The server closes the channel for a message that it does not want at all (one that is too large, say). Then
         halves are tried, so that just that one fails.
         """
-        keys = texts_of(batch, self._key_column, "routing_key_column", self._routing_key)
-        ids = texts_of(batch, self._id, "message_id")
-        messages = dict(enumerate(map(_Message, keys, ids, bodies_of(batch, self._body, "body"))))
+        keys = at_least_once.texts_of(batch, self._key_column, "routing_key_column", self._routing_key)
+        ids = at_least_once.texts_of(batch, self._id, "message_id")
+        messages = dict(
+            enumerate(map(_Message, keys, ids, at_least_once.bodies_of(batch, self._body, "body")))
+        )
         refused = {
             row: reason for row, message in messages.items() if (reason := message.refused) is not None
         }
         errors: dict[int, Exception] = {row: PermanentFailure(reason) for row, reason in refused.items()}
         todo, alone = [{row: message for row, message in messages.items() if row not in refused}], 0
         while todo:
-            attempt = Publishing(todo.pop())
+            attempt = at_least_once.Publishing(todo.pop())
             try:
                 self._publish(attempt)
                 alone = 0
@@ -365,7 +353,7 @@ class AmqpSink(PublishingSink[_Message]):
     def _is_away(self, error: Exception) -> bool:
         return is_away(error)
 
-    def _publish_once(self, attempt: Publishing[_Message]) -> None:
+    def _publish_once(self, attempt: at_least_once.Publishing[_Message]) -> None:
         if self._connection is None:
             self._connection = _Publisher(
                 self._url, self._exchange, self._body is None, self._patience_ms / 1_000, self.place
@@ -380,7 +368,7 @@ class _Publisher:
         self._content_type = "application/json" if is_json else None
         self._place = place
         self._tag = 0
-        self._attempt = Publishing[_Message]({})
+        self._attempt = at_least_once.Publishing[_Message]({})
         # Rows by the tags of their messages, in this order, and those that were returned.
         self._pending: dict[int, int] = {}
         self._returned: dict[int, str] = {}
@@ -393,7 +381,7 @@ class _Publisher:
             self._connection.close()
             raise
 
-    def publish(self, attempt: Publishing[_Message]) -> None:
+    def publish(self, attempt: at_least_once.Publishing[_Message]) -> None:
         """Publish what is left of an attempt, and wait until nothing is. Raises errors of pika's, and `OSError`."""
         self._attempt = attempt
         todo = iter(list(attempt.left.items()))
@@ -545,7 +533,9 @@ class AmqpSource(Queue):
 
     def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> AmqpReader:
         names = b"".join(self.unpack(position) for position in positions.values())
-        window = RedeliveryWindow(names, self.max_pending + min(self.max_pending, _KEPT_NAMES), stored=stored)
+        window = queue_stream.RedeliveryWindow(
+            names, self.max_pending + min(self.max_pending, _KEPT_NAMES), stored=stored
+        )
         return AmqpReader(self, member.subtask, window)
 
     @property
@@ -554,18 +544,18 @@ class AmqpSource(Queue):
 
     def pack(self, names: bytes) -> bytes:
         """Return the position behind messages, of which some have these names: one like no other."""
-        return pack_position(("amqp", self.queue), names, secrets.token_bytes(8))
+        return queue_stream.pack_position(("amqp", self.queue), names, secrets.token_bytes(8))
 
     def unpack(self, position: bytes) -> bytes:
         """Return the names in a position; `ConfigError` for one of something else."""
-        names, _ = unpack_position(position, ("amqp", self.queue), self.place, (bytes, bytes))
-        assert len(names) % NAME_BYTES == 0
+        names, _ = queue_stream.unpack_position(position, ("amqp", self.queue), self.place, (bytes, bytes))
+        assert len(names) % queue_stream.NAME_BYTES == 0
         return bytes(names)
 
 
 @hides_secrets(lambda reader: reader._secrets)
 class AmqpReader(ServerReader):
-    def __init__(self, source: AmqpSource, subtask: int, window: RedeliveryWindow) -> None:
+    def __init__(self, source: AmqpSource, subtask: int, window: queue_stream.RedeliveryWindow) -> None:
         hidden, errors = secrets_of(source.url), (amqp_library().exceptions.AMQPError, OSError)
         super().__init__(source.place, source.patience_ms, hidden, errors, is_away, source.max_pending)
         self._source = source
@@ -704,11 +694,11 @@ class AmqpReader(ServerReader):
             connection.turn()
 
 
-class AmqpDataSource(QueueDataSource):
+class AmqpDataSource(queue_stream.QueueDataSource):
     """``format("ftlayer-amqp")`` reads and writes, as `RedisDataSource`; what Spark runs again is published again."""
 
     format = "ftlayer-amqp"
     _queue_class = AmqpSource
 
-    def sink(self, options: DataSourceOptions) -> SendingWriter:
-        return SendingWriter(options.made(AmqpSink))
+    def sink(self, options: DataSourceOptions) -> at_least_once.SendingWriter:
+        return at_least_once.SendingWriter(options.made(AmqpSink))

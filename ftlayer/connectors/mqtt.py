@@ -20,14 +20,7 @@ import pyarrow as pa
 from ftlayer.common.checks import Duration, check_bool, check_int, check_text, duration_ms, known_options
 from ftlayer.common.failures import PermanentFailure
 from ftlayer.common.printable import hides_secrets, secrets_of, url_parts
-from ftlayer.connectors.at_least_once import (
-    Publishing,
-    PublishingSink,
-    SendingWriter,
-    bodies_of,
-    check_columns,
-    texts_of,
-)
+from ftlayer.connectors import at_least_once
 from ftlayer.connectors.connections import ServerReader, client_library
 from ftlayer.connectors.queue_stream import QueueDataSource, pack_position, unpack_position
 from ftlayer.errors import ConfigError, SinkError, SourceError, install
@@ -274,6 +267,7 @@ class MqttSession:
         self.close()
 
     def close(self) -> None:
+        """Disconnect; the session stays."""
         self._client.disconnect()
         self._client.loop_stop()
 
@@ -369,7 +363,7 @@ _NEVER = frozenset({"Topic name invalid", "Payload format invalid", "Packet too 
 
 @known_options
 @hides_secrets(lambda sink: sink._address.secrets)
-class MqttSink(PublishingSink[_Message]):
+class MqttSink(at_least_once.PublishingSink[_Message]):
     """Publishes each row with QoS 1: the sink of a topology, in both modes.
 
     A row is done when the server has acknowledged its message (PUBACK). With version 5 one that the server refuses
@@ -412,7 +406,7 @@ class MqttSink(PublishingSink[_Message]):
             check_text(topic, "topic", "a topic")
             if set(topic) & set("+#"):
                 raise ConfigError(f"topic: expected one without '+' and '#', got {topic!r}")
-        check_columns(topic_column=topic_column, body=body)
+        at_least_once.check_columns(topic_column=topic_column, body=body)
         check_bool(retain, "retain")
         if version not in VERSIONS:
             raise ConfigError(f"version: expected '3.1.1' or '5', got {version!r}")
@@ -423,8 +417,10 @@ class MqttSink(PublishingSink[_Message]):
         self.place = f"MQTT at {self._address.host}:{self._address.port}"
 
     def _published(self, batch: pa.RecordBatch) -> dict[int, Exception]:
-        topics = texts_of(batch, self._topic_column, "topic_column", self._topic)
-        attempt = Publishing(dict(enumerate(zip(topics, bodies_of(batch, self._body, "body"), strict=True))))
+        topics = at_least_once.texts_of(batch, self._topic_column, "topic_column", self._topic)
+        attempt = at_least_once.Publishing(
+            dict(enumerate(zip(topics, at_least_once.bodies_of(batch, self._body, "body"), strict=True)))
+        )
         try:
             self._publish(attempt)
         except SinkError as error:
@@ -434,7 +430,7 @@ class MqttSink(PublishingSink[_Message]):
     def _is_away(self, error: Exception) -> bool:
         return isinstance(error, ServerAwayError)
 
-    def _publish_once(self, attempt: Publishing[_Message]) -> None:
+    def _publish_once(self, attempt: at_least_once.Publishing[_Message]) -> None:
         """Raises `ServerAwayError`, and `SinkError` if the server refuses the session."""
         session = self._connected()
         window = min(WINDOW, session.most_unanswered)
@@ -452,7 +448,9 @@ class MqttSink(PublishingSink[_Message]):
         while rows:
             self._settle(session, rows, attempt)
 
-    def _settle(self, session: MqttSession, rows: dict[int, int], attempt: Publishing[_Message]) -> None:
+    def _settle(
+        self, session: MqttSession, rows: dict[int, int], attempt: at_least_once.Publishing[_Message]
+    ) -> None:
         """Wait for an answer. ``rows``: by the numbers of packets that are on their way."""
         try:
             number, reason = session.published.get(timeout=self._patience_ms / 1_000)
@@ -825,5 +823,5 @@ class MqttDataSource(QueueDataSource):
     def source(self, options: DataSourceOptions) -> MqttSource:
         return options.made(MqttSource, qos=options.count("qos", 1, most=2))
 
-    def sink(self, options: DataSourceOptions) -> SendingWriter:
-        return SendingWriter(options.made(MqttSink))
+    def sink(self, options: DataSourceOptions) -> at_least_once.SendingWriter:
+        return at_least_once.SendingWriter(options.made(MqttSink))

@@ -525,6 +525,7 @@ class AggregateValues:
         return list(VALUES.read(pa.RecordBatch.from_arrays(columns, schema=plan.state)))
 
     def take_changed(self) -> I32:
+        """Return the slots that have changed since the last time, ascending."""
         return np.sort(np.frombuffer(self.accumulators.take_dirty(), np.int32))
 
 
@@ -583,6 +584,7 @@ class AggregateTable:
         self._values.accumulators.compact()
 
     def restore(self, kept: Kept, _: object) -> None:
+        """Take the changes of a batch back, the latest first."""
         accumulators, before = kept
         assert accumulators is self._values.accumulators, "a batch is in its undo log and was written back"
         accumulators.restore(before)

@@ -28,6 +28,7 @@ class TokenBucket:
         return int(self._tokens)
 
     def take(self, records: int) -> None:
+        """Let records go, no more than were `available`."""
         self._tokens -= records
 
     def wait_ms(self, records: float = 1) -> int:

@@ -16,23 +16,10 @@ import numpy as np
 
 from ftlayer.common.printable import described
 from ftlayer.errors import StateSerializationError
+from ftlayer.functions import keyed
 from ftlayer.functions.failures import I64
 from ftlayer.functions.handles import KeyedCall, Own, ValueHandle
-from ftlayer.functions.keyed import (
-    ATOMS,
-    Backend,
-    Key,
-    KeyedState,
-    ListTable,
-    MapTable,
-    OperatorStates,
-    StateCache,
-    TimerQueue,
-    Timers,
-    is_immutable,
-    is_marker,
-    private_copy,
-)
+from ftlayer.functions.keyed import ATOMS, Key, is_immutable, is_marker, private_copy
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.kernels import native
 
@@ -343,7 +330,7 @@ class UndoValues(MutableMapping[Key, Any]):
 
 
 class UndoLists:
-    def __init__(self, table: ListTable, log: Changes) -> None:
+    def __init__(self, table: keyed.ListTable, log: Changes) -> None:
         self._table = table
         self._log = log
 
@@ -381,7 +368,7 @@ class UndoMaps:
         table: it without the log.
     """
 
-    def __init__(self, table: MapTable, log: Changes) -> None:
+    def __init__(self, table: keyed.MapTable, log: Changes) -> None:
         self.table = table
         self._log = log
 
@@ -654,7 +641,7 @@ class UndoQueue:
     gone, also if it fails: what fired it has it.
     """
 
-    def __init__(self, timers: TimerQueue, log: UndoLog) -> None:
+    def __init__(self, timers: keyed.TimerQueue, log: UndoLog) -> None:
         self._timers = timers
         self._log = log
 
@@ -689,7 +676,7 @@ class UndoQueue:
 
 
 class UndoTimers:
-    def __init__(self, timers: Timers, log: UndoLog) -> None:
+    def __init__(self, timers: keyed.Timers, log: UndoLog) -> None:
         self.event = UndoQueue(timers.event, log)
         self.processing = UndoQueue(timers.processing, log)
 
@@ -697,7 +684,7 @@ class UndoTimers:
 class UndoBackend:
     """`ftlayer.functions.keyed.Backend`: what functions change through it goes into ``log``."""
 
-    def __init__(self, backend: Backend, log: UndoLog, *, copies: bool = True) -> None:
+    def __init__(self, backend: keyed.Backend, log: UndoLog, *, copies: bool = True) -> None:
         """``copies``: what functions read is copied where they could change it in place."""
         self._backend = backend
         self._log = log
@@ -714,14 +701,14 @@ class UndoBackend:
     def timers(self, uid: str) -> UndoTimers:
         return UndoTimers(self._backend.timers(uid), self._log)
 
-    def operators(self, uid: str) -> OperatorStates:
+    def operators(self, uid: str) -> keyed.OperatorStates:
         states = self._backend.operators(uid)
         states.log_changes(partial(logged, log=self._changes))
         return states
 
 
 class UndoState:
-    def __init__(self, state: KeyedState, log: Changes) -> None:
+    def __init__(self, state: keyed.KeyedState, log: Changes) -> None:
         self._state = state
         self._log = log
         # One object a table: the log tells places by them.
@@ -741,5 +728,5 @@ class UndoState:
     def describe(self, name: str, values: str) -> None:
         self._state.describe(name, values)
 
-    def cache(self, cache: StateCache) -> None:
+    def cache(self, cache: keyed.StateCache) -> None:
         self._state.cache(cache)

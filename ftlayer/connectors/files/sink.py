@@ -180,6 +180,7 @@ class BatchLog:
         self._directory = join(DIRECTORY, part(query))
 
     def find(self, batch: int) -> list[WrittenFile] | None:
+        """Return the files of a batch; None: it was never committed."""
         path = self._path(batch)
         return None if self._files.size(path) is None else _read(self._files, path)
 

@@ -121,6 +121,8 @@ class Request:
 
 
 class WebhookIntake:
+    """For two threads: the server offers, the reader takes and stores."""
+
     def __init__(self, max_bytes: int) -> None:
         """Requests of ``max_bytes`` in all may wait, and always one."""
         self._max_bytes = max_bytes

@@ -70,6 +70,7 @@ class StagedMessages(io.RawIOBase):
 
     @property
     def path(self) -> str:
+        """Of the file; "": there is none."""
         return "" if self._output is None else self._path
 
     def writable(self) -> bool:

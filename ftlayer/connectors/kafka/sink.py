@@ -87,6 +87,7 @@ class CommitMarks:
     """What is committed of the messages of all writers of one execution of a sink."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
+        """``texts`` as `texts` returns them. Raises `ValueError` for what is no mark's."""
         self._parts = [_parsed(text) for text in texts]
 
     def fate(self, writer: str, number: int) -> Fate:

@@ -42,6 +42,7 @@ class Settling(Generic[Row]):
         self._prepared: frozenset[str] | None = None
 
     def is_settled(self, running: AbstractSet[str], prepared: AbstractSet[str]) -> bool:
+        """Whether they have all ended. ``prepared``: prepared transactions, asked for after those that run now."""
         if self._running & running:
             return False
         if self._prepared is None:

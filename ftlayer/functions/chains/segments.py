@@ -53,6 +53,7 @@ class RateLimiter:
         sleep: Callable[[float], None] = time.sleep,
         sleep_async: Callable[[float], Awaitable[Any]] = asyncio.sleep,
     ) -> None:
+        """``sleep`` and ``sleep_async`` take seconds."""
         self._rate = rate
         self._now_ms = now_ms
         self._sleep = sleep
