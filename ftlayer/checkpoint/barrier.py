@@ -32,10 +32,9 @@ class Barrier:
     Attributes:
         checkpoint: id, growing over a job's life and over its restarts.
         started_ms: when the coordinator began it, wall clock, ms since 1970.
-        alignment: see `Alignment`. One that is UNALIGNED may have been ALIGNED where it came from.
+        alignment: one that is UNALIGNED may have been ALIGNED where it came from; a SAVEPOINT never is.
         timeout_ms: with ALIGNED: turn unaligned if the barrier is not through all channels of a task this long
             after ``started_ms`` (as the task's wall clock has it); None: never.
-        kind: what it is for; a SAVEPOINT is never UNALIGNED.
         final: the sources have ended, and the job ends with this checkpoint.
         location: directory of a savepoint, "" for a checkpoint.
         full: the state is written as a whole, on top of no earlier checkpoint; a savepoint always is.

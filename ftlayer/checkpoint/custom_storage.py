@@ -176,7 +176,6 @@ def serve(storage: str | type[CheckpointStorage], url: str | None, option: str =
 
 
 def served(scheme: str) -> type[CheckpointStorage] | None:
-    """Return the class that `serve` was told for a scheme."""
     return _served.get(scheme)
 
 

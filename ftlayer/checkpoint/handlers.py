@@ -8,8 +8,6 @@ from ftlayer.checkpoint.barrier import Alignment, Barrier, SnapshotKind
 from ftlayer.checkpoint.options import CheckpointingMode
 from ftlayer.errors import CheckpointError, ConfigError
 
-# The events of a barrier handler, and its decisions.
-#
 # One handler serves one task with n input channels, which it knows by numbers from 0 to n-1. Its owner hands elements
 # of a channel to the task in their order, leaves blocked channels alone, and carries decisions out in their order,
 # before it hands on anything else. Times are wall-clock ms, as in `Barrier.started_ms`.
@@ -17,8 +15,6 @@ from ftlayer.errors import CheckpointError, ConfigError
 
 @dataclass(frozen=True, slots=True)
 class BlockChannel:
-    """Hand nothing more of this channel to the task."""
-
     channel: int
 
 
@@ -79,7 +75,6 @@ class BarrierHandler(ABC):
     """Each checkpoint leads to one `TakeSnapshot` or one `GiveUp` at most; every channel is released."""
 
     def __init__(self, channels: int) -> None:
-        """``channels`` is their number, 1 at least."""
         self._open = set(range(channels))
         # Checkpoints up to this one need nothing more.
         self._over = 0
@@ -118,7 +113,6 @@ class BarrierHandler(ABC):
         """
 
     def on_time(self, now_ms: int) -> list[Decision]:
-        """Time has passed; early calls do no harm."""
         return []
 
     @property
@@ -135,12 +129,6 @@ GIVEN_UP_BEFORE = "a task before this one gave it up"
 
 TOO_MANY = "too many checkpoints under way"
 """`TrackingHandler` has let the earliest one go."""
-
-
-# Exactly once: a channel whose barrier has come waits for the others.
-#
-# The algorithm is the aligned variant of Carbone et al., "Lightweight Asynchronous Snapshots for Distributed
-# Dataflows" (2015), with what Flink's `SingleCheckpointBarrierHandler` makes of barriers that never come.
 
 
 @dataclass(slots=True)
@@ -176,10 +164,11 @@ class AlignmentProgress:
 
 
 class AlignedHandler(BarrierHandler):
-    """Of tasks whose barriers never overtake records.
+    """Of tasks whose barriers never overtake records: a channel whose barrier has come waits for the others.
 
-    One checkpoint is under way at a time: what comes later on a channel waits behind its block. So a barrier, or
-    a cancel marker, of a later checkpoint shows that its channel will never bring the earlier one's.
+    The aligned variant of Carbone et al., "Lightweight Asynchronous Snapshots for Distributed Dataflows" (2015), with
+    what Flink's `SingleCheckpointBarrierHandler` makes of barriers that never come. One checkpoint is under way at a
+    time, so a barrier, or a cancel marker, of a later one shows that its channel will never bring the earlier one's.
     """
 
     def __init__(self, channels: int) -> None:
@@ -202,7 +191,7 @@ class AlignedHandler(BarrierHandler):
     def cancelled(self, channel: int, checkpoint: int, now_ms: int) -> list[Decision]:
         decisions = self._make_way(checkpoint)
         if self._current is not None and self._current.checkpoint == checkpoint:
-            return [*decisions, *self._give_up(self._current, GIVEN_UP_BEFORE)]
+            return [*decisions, *self._drop(self._current), GiveUp(checkpoint, GIVEN_UP_BEFORE)]
         if not self._is_over(checkpoint):
             decisions.append(GiveUp(checkpoint, GIVEN_UP_BEFORE))
         self._forget(checkpoint)
@@ -213,14 +202,11 @@ class AlignedHandler(BarrierHandler):
         return [] if self._current is None else self._through(self._current, channel, now_ms)
 
     def aborted(self, checkpoint: int, now_ms: int) -> list[Decision]:
-        """The coordinator has given the checkpoint up; earlier ones go on."""
         if self._current is not None and self._current.checkpoint == checkpoint:
             return self._drop(self._current)
         if checkpoint > self._over:
             self._aborted.add(checkpoint)
         return []
-
-    # ------------------------------------------------------------ the checkpoint under way
 
     def _begin(self, barrier: Barrier, now_ms: int) -> AlignmentProgress:
         self._forget(barrier.checkpoint - 1)
@@ -239,18 +225,13 @@ class AlignedHandler(BarrierHandler):
         current = self._current
         if current is None or current.checkpoint >= checkpoint:
             return []
-        return self._give_up(current, SUBSUMED)
-
-    def _give_up(self, current: AlignmentProgress, reason: str) -> list[Decision]:
-        return [*self._drop(current), GiveUp(current.checkpoint, reason)]
+        return [*self._drop(current), GiveUp(current.checkpoint, SUBSUMED)]
 
     def _drop(self, current: AlignmentProgress) -> list[Decision]:
         """Be done with what is under way, well or not; return what its channels need."""
         self._current = None
         self._forget(current.checkpoint)
         return [Unblock(channel) for channel in current.blocked]
-
-    # ------------------------------------------------------------ checkpoints that are over
 
     def _is_over(self, checkpoint: int) -> bool:
         return checkpoint <= self._over or checkpoint in self._aborted
@@ -260,18 +241,13 @@ class AlignedHandler(BarrierHandler):
         self._aborted = {aborted for aborted in self._aborted if aborted > self._over}
 
 
-# Exactly once, with barriers that may overtake records, from the beginning or when a checkpoint takes too long.
-#
-# Flink's `SingleCheckpointBarrierHandler` with its alternating states is the model. A checkpoint begins aligned, and
-# turns unaligned at one stroke: when an UNALIGNED barrier of it arrives, or when its time is up. It never turns back.
-
-
 class AlternatingHandler(AlignedHandler):
-    """Of tasks whose checkpoints are unaligned, or turn so.
+    """Of tasks whose checkpoints are unaligned, or turn so, after Flink's alternating states.
 
-    Once a checkpoint is unaligned, a barrier counts as come when it arrives: what waits in front of it was captured
-    at its arrival, so an aligned barrier of the checkpoint that comes to its turn later is nothing new. A snapshot
-    that was taken is given up (`GiveUp`) if a later checkpoint comes before all barriers have.
+    A checkpoint begins aligned, and turns unaligned at one stroke, never back: when an UNALIGNED barrier of it arrives,
+    or when its time is up. Then a barrier counts as come when it arrives: what waits in front of it was captured at its
+    arrival, so an aligned barrier of the checkpoint that comes to its turn later is nothing new. A snapshot that was
+    taken is given up (`GiveUp`) if a later checkpoint comes before all barriers have.
     """
 
     def __init__(self, channels: int) -> None:
@@ -280,7 +256,6 @@ class AlternatingHandler(AlignedHandler):
         self._waiting: dict[int, deque[Barrier]] = {}
 
     def announced(self, channel: int, barrier: Barrier, now_ms: int) -> list[Decision]:
-        """Note a barrier that will come to its turn; begin, or turn to, an unaligned checkpoint if it is one."""
         if barrier.alignment is not Alignment.UNALIGNED:
             self._waiting.setdefault(channel, deque()).append(barrier)
         if self._is_over(barrier.checkpoint):
@@ -307,17 +282,18 @@ class AlternatingHandler(AlignedHandler):
 
     def on_time(self, now_ms: int) -> list[Decision]:
         decisions: list[Decision] = []
-        while (barrier := self._may_turn()) is not None and _due_ms(barrier) <= now_ms:
+        while (barrier := self._may_turn()) is not None and self._due_ms(barrier) <= now_ms:
             decisions += self._turn(barrier, now_ms)
         return decisions
 
     @property
     def due_ms(self) -> int | None:
-        """When a checkpoint turns unaligned, if its barriers have not come by then."""
         barrier = self._may_turn()
-        return None if barrier is None else _due_ms(barrier)
+        return None if barrier is None else self._due_ms(barrier)
 
-    # ------------------------------------------------------------ turning
+    @staticmethod
+    def _due_ms(barrier: Barrier) -> int:
+        return barrier.started_ms + (barrier.timeout_ms or 0)
 
     def _may_turn(self) -> Barrier | None:
         """Return the barrier of the next checkpoint that time may turn.
@@ -332,15 +308,13 @@ class AlternatingHandler(AlignedHandler):
             begun = 0 if current is None else current.checkpoint
             later = [barrier for barrier in self._live() if barrier.checkpoint > begun]
             first = min(later, key=lambda barrier: barrier.checkpoint, default=None)
-        return first if first is not None and _turns(first) else None
+        if first is None or first.timeout_ms is None or first.kind is SnapshotKind.SAVEPOINT:
+            return None
+        return first
 
     def _live(self) -> list[Barrier]:
-        return [
-            barrier
-            for barriers in self._waiting.values()
-            for barrier in barriers
-            if not self._is_over(barrier.checkpoint)
-        ]
+        waiting = (barrier for barriers in self._waiting.values() for barrier in barriers)
+        return [barrier for barrier in waiting if not self._is_over(barrier.checkpoint)]
 
     def _turn(self, barrier: Barrier, now_ms: int) -> list[Decision]:
         """Take the snapshot now if it is not taken, with what waits in front of barriers and is still to come."""
@@ -353,13 +327,9 @@ class AlternatingHandler(AlignedHandler):
         decisions += [Unblock(channel) for channel in current.blocked]
         current.blocked.clear()
         current.captures = True
-        here = [
-            channel
-            for channel, barriers in sorted(self._waiting.items())
-            if any(waits.checkpoint == barrier.checkpoint for waits in barriers)
-        ]
-        for channel in here:
-            decisions += self._through(current, channel, now_ms)
+        for channel, barriers in sorted(self._waiting.items()):
+            if any(waits.checkpoint == barrier.checkpoint for waits in barriers):
+                decisions += self._through(current, channel, now_ms)
         return decisions
 
     def _overtake(self, checkpoint: int) -> list[Decision]:
@@ -369,7 +339,6 @@ class AlternatingHandler(AlignedHandler):
         return decisions + [GiveUp(overtaken, SUBSUMED) for overtaken in sorted(earlier)]
 
     def _through(self, current: AlignmentProgress, channel: int, now_ms: int) -> list[Decision]:
-        """As without captures; with them, what is captured of the channel is complete."""
         if not current.captures:
             return super()._through(current, channel, now_ms)
         if channel not in current.missing:
@@ -382,7 +351,6 @@ class AlternatingHandler(AlignedHandler):
         return decisions
 
     def _drop(self, current: AlignmentProgress) -> list[Decision]:
-        """As without captures; those that are open are stopped."""
         still = sorted(current.missing) if current.captures else []
         stops = [StopCapture(current.checkpoint, channel) for channel in still]
         return [*stops, *super()._drop(current)]
@@ -394,20 +362,6 @@ class AlternatingHandler(AlignedHandler):
             barriers.popleft()
         if not barriers:
             self._waiting.pop(channel, None)
-
-
-def _turns(barrier: Barrier) -> bool:
-    return barrier.timeout_ms is not None and barrier.kind is not SnapshotKind.SAVEPOINT
-
-
-def _due_ms(barrier: Barrier) -> int:
-    return barrier.started_ms + (barrier.timeout_ms or 0)
-
-
-# At least once: channels are never blocked; barriers are counted.
-#
-# Flink's `CheckpointBarrierTracker` is the model. Records behind a channel's barrier reach the task before its
-# snapshot, so after a restore they are in its state, and come again.
 
 
 MAX_TRACKED = 50
@@ -431,7 +385,11 @@ class Tracked:
 
 
 class TrackingHandler(BarrierHandler):
-    """Of tasks that may see a record again after a failure."""
+    """Of tasks that may see a record again after a failure, as Flink's `CheckpointBarrierTracker`.
+
+    Channels are never blocked: records behind a channel's barrier reach the task before its snapshot, so after a
+    restore they are in its state, and come again.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels)

@@ -1,7 +1,4 @@
-"""Dead letters of barrier mode: records that a chain gives up, as they travel in checkpoints.
-
-They are plain values (`ftlayer.transport.codec.plain_codec` packs them).
-"""
+"""Dead letters of barrier mode: records that a chain gives up, as plain values that travel in checkpoints."""
 
 from __future__ import annotations
 
@@ -35,9 +32,7 @@ class ChainLetter:
         letter: its name, `LETTER_BYTES` random bytes: equal ones are one letter.
         checkpoint: the first one that holds it; 0 while none does.
         chain: uid of the operator at the chain's head.
-        subtask: of the chain.
         input: of the chain, from 0, that the record came by.
-        kind: see `LetterKind`.
         operator: uid of the one that refused it.
         key: its key in the chain, as `ftlayer.state.snapshots.serializer` packs it; b"" without one.
         payload: an IPC stream of Arrow with one row; b"" for a timer.

@@ -11,17 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from ftlayer.checkpoint.custom_storage import CheckpointStorage, fsspec_schemes, installed, serve, served
 from ftlayer.common import checks
-from ftlayer.common.checks import (
-    MOST_BYTES,
-    Duration,
-    check_bool,
-    check_function,
-    check_int,
-    check_number,
-    check_text,
-    known_options,
-    shown,
-)
+from ftlayer.common.checks import Duration
 from ftlayer.common.printable import shown_url
 from ftlayer.common.rules.restart import BACKOFF, check_pauses, pauses_of
 from ftlayer.config import MIB
@@ -32,7 +22,7 @@ FAIL = "fail"
 """In place of a policy: a record that fails fails the job."""
 
 
-@known_options
+@checks.known_options
 @dataclass(frozen=True)
 class FailurePolicy:
     """What becomes of records that fail: `CheckpointConfig` has one for all operators, ``on_failure`` one for one.
@@ -66,15 +56,15 @@ class FailurePolicy:
 
     def __post_init__(self) -> None:
         if self.max_attempts is not None:
-            check_int(self.max_attempts, "FailurePolicy: max_attempts", least=1)
+            checks.check_int(self.max_attempts, "FailurePolicy: max_attempts", least=1)
         pauses_of(self.backoff, "FailurePolicy: backoff")
         if isinstance(self.backoff, Duration):
             object.__setattr__(self, "backoff", (self.backoff,))
         self._make_tuples()
-        check_number(self.jitter, "FailurePolicy: jitter", least=0, most=1)
+        checks.check_number(self.jitter, "FailurePolicy: jitter", least=0, most=1)
         check_pauses(self, "FailurePolicy")
-        check_int(self.max_waiting, "FailurePolicy: max_waiting", least=1, most=MOST_BYTES)
-        check_bool(self.hold_watermark, "FailurePolicy: hold_watermark")
+        checks.check_int(self.max_waiting, "FailurePolicy: max_waiting", least=1, most=checks.MOST_BYTES)
+        checks.check_bool(self.hold_watermark, "FailurePolicy: hold_watermark")
         rules_of(self.retry_on, self.dead_on, "FailurePolicy", self.max_failing)
 
     def _make_tuples(self) -> None:
@@ -86,12 +76,10 @@ class FailurePolicy:
 
     @property
     def pauses(self) -> Sequence[Duration]:
-        """``backoff`` as a list."""
         return (self.backoff,) if isinstance(self.backoff, Duration) else self.backoff
 
     @property
     def backoff_ms(self) -> tuple[int, ...]:
-        """``backoff`` in ms."""
         return pauses_of(self.backoff)
 
     @property
@@ -105,7 +93,6 @@ OnFailure: TypeAlias = FailurePolicy | Literal["fail"]
 
 
 def check_on_failure(given: object, option: str) -> None:
-    """Raise `ConfigError` unless ``given`` is a policy or the word ``"fail"``."""
     if given != FAIL:
         expected = (
             f'{option}: expected FailurePolicy(…), or "fail" where a record that fails is to fail the job'
@@ -113,7 +100,7 @@ def check_on_failure(given: object, option: str) -> None:
         if isinstance(given, type):
             raise ConfigError(f"{expected}, got the class; write {given.__name__}(…)")
         if not isinstance(given, FailurePolicy):
-            raise ConfigError(f"{expected}, got {shown(given)}")
+            raise ConfigError(f"{expected}, got {checks.shown(given)}")
 
 
 FIRST_VERSION = 1
@@ -124,7 +111,7 @@ def _unchanged(value: Any, version: int) -> Any:
     return value
 
 
-@known_options
+@checks.known_options
 @dataclass(frozen=True)
 class StateMigration:
     """How a restore reads a keyed state that an earlier program has written: `CheckpointConfig(migrations=[…])`.
@@ -148,12 +135,12 @@ class StateMigration:
     renamed_from: str | None = None
 
     def __post_init__(self) -> None:
-        check_text(self.operator, "StateMigration: operator", "a name")
-        check_text(self.state, "StateMigration: state", "a name")
-        check_int(self.version, "StateMigration: version", least=FIRST_VERSION)
-        check_function(self.migrate, "StateMigration: migrate", takes=2)
+        checks.check_text(self.operator, "StateMigration: operator", "a name")
+        checks.check_text(self.state, "StateMigration: state", "a name")
+        checks.check_int(self.version, "StateMigration: version", least=FIRST_VERSION)
+        checks.check_function(self.migrate, "StateMigration: migrate", takes=2)
         if self.renamed_from is not None:
-            check_text(self.renamed_from, "StateMigration: renamed_from", "a name, or None")
+            checks.check_text(self.renamed_from, "StateMigration: renamed_from", "a name, or None")
         if self.renamed_from == self.state:
             raise ConfigError(
                 f"StateMigration: {self.operator}/{self.state}: renamed_from is the name that it has; leave it out"
@@ -182,6 +169,17 @@ MAX_MEMORY_THRESHOLD = MIB
 MAX_WRITE_BUFFER_SIZE = 64 * MIB
 MAX_PARALLELISM_LIMIT = 1 << 15
 MIN_KEY_BYTES = 16
+_BOUNDS = {
+    "max_concurrent": (1, checks.MOST),
+    "tolerable_failures": (0, checks.MOST),
+    "retained": (1, checks.MOST),
+    "memory_threshold": (0, MAX_MEMORY_THRESHOLD),
+    "write_buffer_size": (1, MAX_WRITE_BUFFER_SIZE),
+    "max_memory_state": (1, checks.MOST_BYTES),
+    "max_subtasks_per_channel_state_file": (1, checks.MOST),
+    "max_parallelism": (1, MAX_PARALLELISM_LIMIT),
+    "max_file_size": (4 * KIB, checks.MOST_BYTES),
+}
 
 
 class CheckpointingMode(StrEnum):
@@ -298,23 +296,15 @@ class CheckpointConfig:
     failures: FailurePolicy | None = None
 
     def __post_init__(self) -> None:
-        self._check_durations()
-        checks.check_int(self.max_concurrent, "max_concurrent", least=1)
-        checks.check_int(self.tolerable_failures, "tolerable_failures", least=0)
-        checks.check_int(self.retained, "retained", least=1)
-        checks.check_int(self.memory_threshold, "memory_threshold", least=0, most=MAX_MEMORY_THRESHOLD)
-        checks.check_int(self.write_buffer_size, "write_buffer_size", least=1, most=MAX_WRITE_BUFFER_SIZE)
-        checks.check_int(self.max_memory_state, "max_memory_state", least=1, most=checks.MOST_BYTES)
-        checks.check_int(
-            self.max_subtasks_per_channel_state_file, "max_subtasks_per_channel_state_file", least=1
-        )
-        checks.check_int(self.max_parallelism, "max_parallelism", least=1, most=MAX_PARALLELISM_LIMIT)
-        checks.check_int(self.max_file_size, "max_file_size", least=4 * KIB, most=checks.MOST_BYTES)
-        if type(self.max_space_amplification) is not int or self.max_space_amplification:
+        for option in fields(self):
+            if "Duration" in str(option.type):
+                getattr(self, f"{option.name}_ms")
+        for name, (least, most) in _BOUNDS.items():
+            checks.check_int(getattr(self, name), name, least=least, most=most)
+        ratio = self.max_space_amplification
+        if type(ratio) is not int or ratio:
             # 0 is no bound.
-            checks.check_number(
-                self.max_space_amplification, "max_space_amplification (0: no bound)", least=1, most=1e6
-            )
+            checks.check_number(ratio, "max_space_amplification (0: no bound)", least=1, most=1e6)
         for option in fields(self):
             if option.type == "bool":
                 checks.check_bool(getattr(self, option.name), option.name)
@@ -355,11 +345,6 @@ class CheckpointConfig:
             if names.count((operator, state)) > 1:
                 raise ConfigError(f"migrations: there are two for {operator}/{state}; one does all versions")
 
-    def _check_durations(self) -> None:
-        for option in fields(self):
-            if "Duration" in str(option.type):
-                getattr(self, f"{option.name}_ms")
-
     def _check_combinations(self) -> None:
         if self.unaligned and self.mode is CheckpointingMode.AT_LEAST_ONCE:
             raise ConfigError(
@@ -399,6 +384,9 @@ class CheckpointConfig:
         if self.changelog and self.directory is None:
             raise ConfigError("changelog, directory: a log that is written all the time needs a directory")
 
+    def _ms(self, name: str, least: int = 1) -> int:
+        return checks.duration_ms(getattr(self, name), name, least=least)
+
     @property
     def effective_retention(self) -> Retention:
         """``retention``, or what it is if none is given: state that was asked to be on disk is not thrown away."""
@@ -409,39 +397,31 @@ class CheckpointConfig:
 
     @property
     def interval_ms(self) -> int | None:
-        """``interval`` in ms."""
-        return None if self.interval is None else checks.duration_ms(self.interval, "interval")
+        return None if self.interval is None else self._ms("interval")
 
     @property
     def interval_during_backlog_ms(self) -> int | None:
-        """``interval_during_backlog`` in ms; None: as ``interval``."""
-        value = self.interval_during_backlog
-        return None if value is None else checks.duration_ms(value, "interval_during_backlog", least=0)
+        return None if self.interval_during_backlog is None else self._ms("interval_during_backlog", 0)
 
     @property
     def timeout_ms(self) -> int:
-        """``timeout`` in ms."""
-        return checks.duration_ms(self.timeout, "timeout")
+        return self._ms("timeout")
 
     @property
     def min_pause_ms(self) -> int:
-        """``min_pause`` in ms."""
-        return checks.duration_ms(self.min_pause, "min_pause", least=0)
+        return self._ms("min_pause", 0)
 
     @property
     def aligned_timeout_ms(self) -> int:
-        """``aligned_timeout`` in ms."""
-        return checks.duration_ms(self.aligned_timeout, "aligned_timeout", least=0)
+        return self._ms("aligned_timeout", 0)
 
     @property
     def materialization_interval_ms(self) -> int:
-        """``materialization_interval`` in ms."""
-        return checks.duration_ms(self.materialization_interval, "materialization_interval")
+        return self._ms("materialization_interval")
 
     @property
     def debloat_target_ms(self) -> int:
-        """``debloat_target`` in ms."""
-        return checks.duration_ms(self.debloat_target, "debloat_target")
+        return self._ms("debloat_target")
 
 
 def _check_slashes(url: str, name: str) -> None:

@@ -25,11 +25,8 @@ class Piece:
 
     Attributes:
         digest: keyed checksum (BLAKE2b, 32 bytes) of exactly these bytes.
-        length: how many.
-        inline: the bytes themselves; None if they lie in a file.
+        inline: the bytes themselves; None if they lie in a file, at ``offset``.
         path: the file, relative to the job's directory ("shared/…", "chk-7/…"), or to the savepoint's.
-        offset: where in the file they begin.
-        scope: see `Scope`.
     """
 
     digest: bytes
@@ -40,9 +37,6 @@ class Piece:
     scope: Scope = Scope.EXCLUSIVE
 
 
-# ---------------------------------------------------------------- state
-
-
 @dataclass(frozen=True, slots=True)
 class TableInfo:
     """A table of keyed state, or an operator's timers.
@@ -50,10 +44,8 @@ class TableInfo:
     Attributes:
         number: what its entries are marked with in the pieces of the same `KeyedSnapshot`.
         operator: uid.
-        name: of the table.
         kind: ``"value"``, ``"list"``, ``"map"`` or ``"timers"``.
-        serializer: name of what keys and values are written with.
-        version: of the serializer.
+        serializer, version: what keys and values are written with.
         state_version: of the values' type, as the program counts it: `StateMigration`.
         declared: the program asks for it in `open`: `ftlayer.state.tables.declarations`.
         values: what the values are, in words, where the operator says it: built-in aggregates do.
@@ -117,9 +109,6 @@ class OperatorState:
     redistribution: Redistribution
     items: tuple[bytes, ...]
     declared: bool = False
-
-
-# ---------------------------------------------------------------- sources, sinks, records in flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +177,8 @@ class SubtaskSnapshot:
         waiting: how many records wait in it for another attempt.
         readmitted: names of letters that came back, wait for another attempt, and were not told to be complete.
         condemned: digests of records that end processes, which it has given up unseen and was not told to be complete.
-        channels: records in flight.
         event_times: the watermark of each operator, by uid, before the end of its inputs.
         split_times: by uid of an `assign_watermarks`, the highest event time of each split of a source.
-        times: what it took.
         written_bytes: new bytes in the storage; ``state_bytes`` are all that it refers to.
     """
 
@@ -216,9 +203,6 @@ class SubtaskSnapshot:
     def pieces(self) -> list[Piece]:
         keyed = () if self.keyed is None else self.keyed.pieces
         return [part.piece for part in keyed] + [channel.frames for channel in self.channels]
-
-
-# ---------------------------------------------------------------- a whole checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,9 +243,7 @@ class Checkpoint:
         kind: see `SnapshotKind`.
         started_ms, completed_ms: wall clock.
         max_parallelism: number of key groups.
-        operators: of the graph.
-        subtasks: one for each.
-        edges: of the graph, by their numbers.
+        operators, edges: of the graph, edges by their numbers.
         readmitted: names of letters that earlier checkpoints hold again, and the vertex has yet to be told of.
         letters: those of earlier checkpoints that no file holds yet.
         sources: by source uid, what the driver's planner has to know of its open ranges (sealed).
@@ -288,9 +270,6 @@ class Checkpoint:
     location: str = ""
 
 
-# ---------------------------------------------------------------- restoring
-
-
 @dataclass(frozen=True, slots=True)
 class InFlight:
     """Records to be worked off first, on an input channel of the new task: edge number, sender, and what was there.
@@ -312,10 +291,9 @@ class SubtaskRestore:
         keyed: snapshots that hold some of the subtask's key groups; entries of other groups and of operators that
             are not in its chain are to be skipped.
         operators: operator state, redistributed.
-        positions: of all partitions of the source (each subtask reads its own).
+        positions, split_times: as in `SubtaskSnapshot`, of all subtasks.
         read: where its count of records that were read begins: one subtask has that of all.
         event_times: the lowest watermark that a subtask had, by uid of the operator.
-        split_times: as in `SubtaskSnapshot`, of all subtasks.
         in_flight: in the order in which they have to come on each channel.
         outgoing: records that had not left this subtask, to be sent first (same parallelism on both sides).
     """

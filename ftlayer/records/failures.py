@@ -66,9 +66,8 @@ class Failure:
 
     @classmethod
     def of(cls, root: int, why: RowFailure, place: str = "") -> Self:
-        return cls(
-            root, why.reason, why.operator, why.traceback, why.fatal, why.after_ms, why.uses_attempt, place
-        )
+        wish = (why.fatal, why.after_ms, why.uses_attempt)
+        return cls(root, why.reason, why.operator, why.traceback, *wish, place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,22 +90,13 @@ class FailedRow:
 
     @classmethod
     def of(cls, root: int, row: int, why: RowFailure, traceback: int, read_as: str) -> Self:
-        return cls(
-            root, row, why.operator, why.reason, traceback, why.fatal, why.after_ms, why.uses_attempt, read_as
-        )
+        wish = (why.fatal, why.after_ms, why.uses_attempt)
+        return cls(root, row, why.operator, why.reason, traceback, *wish, read_as)
 
     def failure(self, traceback: str, place: str) -> Failure:
         place = f"{place}{READ_AS}{self.read_as}" if self.read_as else place
-        return Failure(
-            self.root,
-            self.reason,
-            self.operator,
-            traceback,
-            self.fatal,
-            self.after_ms,
-            self.uses_attempt,
-            place,
-        )
+        wish = (self.fatal, self.after_ms, self.uses_attempt)
+        return Failure(self.root, self.reason, self.operator, traceback, *wish, place)
 
 
 def to_columns(failures: Iterable[Failure]) -> dict[str, Any]:
@@ -187,12 +177,8 @@ def from_columns(columns: Any) -> list[Failure]:
         traceback = joined.get(half)
         if traceback is None:
             traceback = joined[half] = texts[half[0]] + texts[half[1]]
-        after_ms = None if pause == NO_PAUSE else pause
-        rows.append(
-            Failure(
-                root, texts[reason], texts[operator], traceback, is_fatal == 1, after_ms, uses == 1, place
-            )
-        )
+        wish = (is_fatal == 1, None if pause == NO_PAUSE else pause, uses == 1)
+        rows.append(Failure(root, texts[reason], texts[operator], traceback, *wish, place))
     return rows
 
 

@@ -255,7 +255,6 @@ def xor_runs(roots: U64Array, values: U64Array) -> tuple[U64Array, U64Array]:
 
 
 def _u64(values: U64Array) -> U64Array:
-    """Make a strided view contiguous; another type is left for the kernel to refuse by name."""
     return np.ascontiguousarray(values)
 
 

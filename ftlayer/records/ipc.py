@@ -145,11 +145,11 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 def _has_views(schema: pa.Schema) -> bool:
     # Nearly all have none, and are told by this alone.
     kinds = schema.types
-    return any(kind.id in _IDS or (_may_have_inner(kind) and _views_within(kind)) for kind in kinds)
-
-
-def _may_have_inner(kind: pa.DataType) -> bool:
-    return bool(kind.num_fields) or isinstance(kind, pa.DictionaryType | pa.BaseExtensionType)
+    inner = (pa.DictionaryType, pa.BaseExtensionType)
+    return any(
+        kind.id in _IDS or ((kind.num_fields or isinstance(kind, inner)) and _views_within(kind))
+        for kind in kinds
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -172,15 +172,8 @@ def kinds_within(kinds: Iterable[pa.DataType]) -> Iterator[pa.DataType]:
 def _is_taken_apart(kind: pa.DataType) -> bool:
     """Whether `retyped` looks into a type. A dictionary stays whole whichever of its rows are taken."""
     types = pa.types
-    return (
-        kind.id in _IDS
-        or types.is_struct(kind)
-        or types.is_map(kind)
-        or types.is_list(kind)
-        or types.is_large_list(kind)
-        or types.is_fixed_size_list(kind)
-        or types.is_dictionary(kind)
-    )
+    looks = (types.is_struct, types.is_map, types.is_list, types.is_large_list, types.is_fixed_size_list)
+    return kind.id in _IDS or types.is_dictionary(kind) or any(is_one(kind) for is_one in looks)
 
 
 def retyped(kind: pa.DataType, other: Callable[[pa.DataType], pa.DataType | None]) -> pa.DataType:
@@ -397,8 +390,8 @@ UNREADABLE = (
     ValueError,
     OverflowError,
     MemoryError,
-    struct.error,
     LookupError,
+    struct.error,
 )
 """Errors of reading bytes that are no such stream or batch."""
 
@@ -432,10 +425,7 @@ _BYTES_OF = {
     pa.string_view(): pa.binary_view(),
 }
 
-_I32 = struct.Struct("<i")
-_U32 = struct.Struct("<I")
-_U16 = struct.Struct("<H")
-_I64 = struct.Struct("<q")
+_I32, _U32, _U16, _I64 = (struct.Struct(form) for form in ("<i", "<I", "<H", "<q"))
 # Before a message: the mark of the format since Arrow 0.15, and the length of the header.
 _PREFIX = struct.Struct("<Ii")
 _CONTINUATION = 0xFFFFFFFF
@@ -526,24 +516,7 @@ def _validated(batch: pa.RecordBatch, size: int) -> pa.RecordBatch:
 @functools.lru_cache(maxsize=256)
 def _with_bytes(kind: pa.DataType) -> pa.DataType:
     """Return a type of the same layout, with bytes for text."""
-    found = _BYTES_OF.get(kind)
-    if found is not None:
-        return found
-    if pa.types.is_struct(kind):
-        return pa.struct([_field_with_bytes(kind.field(index)) for index in range(kind.num_fields)])
-    if pa.types.is_map(kind):
-        return pa.map_(_field_with_bytes(kind.key_field), _field_with_bytes(kind.item_field))
-    if pa.types.is_list(kind):
-        return pa.list_(_field_with_bytes(kind.value_field))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(_field_with_bytes(kind.value_field))
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(_field_with_bytes(kind.value_field), kind.list_size)
-    return kind
-
-
-def _field_with_bytes(field: pa.Field) -> pa.Field:
-    return field.with_type(_with_bytes(field.type))
+    return retyped(kind, _BYTES_OF.get)
 
 
 def _messages(buffer: pa.Buffer) -> Iterator[pa.ipc.Message]:

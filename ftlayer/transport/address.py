@@ -79,7 +79,6 @@ def parse_listen(text: str, option: str) -> Address:
 
 
 def is_socket_path(path: str) -> bool:
-    """Whether a socket may have this path, and an address may name it."""
     return len(path) <= MAX_SOCKET_PATH_BYTES and _SOCKET_PATH.fullmatch(path) is not None
 
 
@@ -93,14 +92,8 @@ def split_address(address: str, option: str) -> tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         raise ConfigError(f"{option}: write an IPv6 address in brackets, '[::1]:7077', got {shown(address)}")
-    if (
-        not colon
-        or not host
-        or not port.isascii()
-        or not port.isdigit()
-        or len(port) > 5
-        or int(port) > MAX_PORT
-    ):
+    is_number = port.isascii() and port.isdigit() and len(port) <= 5
+    if not colon or not host or not is_number or int(port) > MAX_PORT:
         raise ConfigError(
             f"{option}: expected 'host:port' with a port from 0 to {MAX_PORT}, got {shown(address)}"
         )

@@ -48,7 +48,6 @@ class Codecs:
         self._dataclasses: dict[type, Codec] = {}
 
     def add(self, hint: Any, codec: Codec) -> None:
-        """Let ``codec`` be that of a type hint."""
         self._leaves[hint] = codec
 
     def of(self, hint: Any) -> Codec:
@@ -80,28 +79,19 @@ class Codecs:
         return codec
 
 
-# ---------------------------------------------------------------- plain values
-
-
-def _unpack_int(value: Any, where: str) -> int:
-    if type(value) is not int:
-        raise malformed(where, "an integer", value)
-    return value
-
-
 def _unpack_float(value: Any, where: str) -> float:
     if type(value) not in (float, int):
         raise malformed(where, "a number", value)
     return float(value)
 
 
-def _unpack_exactly(kind: type) -> Unpack:
+def _exactly(kind: type, name: str = "") -> Codec:
     def unpack(value: Any, where: str) -> Any:
         if type(value) is not kind:
-            raise malformed(where, kind.__name__, value)
+            raise malformed(where, name or kind.__name__, value)
         return value
 
-    return unpack
+    return Codec(_identity, unpack, kind)
 
 
 def _identity(value: Any) -> Any:
@@ -109,15 +99,10 @@ def _identity(value: Any) -> Any:
 
 
 _PLAIN: dict[Any, Codec] = {
-    int: Codec(_identity, _unpack_int, int),
     float: Codec(_identity, _unpack_float, float),
-    bool: Codec(_identity, _unpack_exactly(bool), bool),
-    str: Codec(_identity, _unpack_exactly(str), str),
-    bytes: Codec(_identity, _unpack_exactly(bytes), bytes),
+    int: _exactly(int, "an integer"),
+    **{kind: _exactly(kind) for kind in (bool, str, bytes)},
 }
-
-
-# ---------------------------------------------------------------- composed types
 
 
 def _optional(inner: Codec) -> Codec:

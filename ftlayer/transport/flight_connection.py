@@ -132,11 +132,8 @@ def error_in(frame: dict[str, Any]) -> FTLayerError | None:
 
 def flight_error(error: FTLayerError) -> flight.FlightError:
     """Return ``error`` as Flight carries it: a text that begins with its code, and its frame as ``extra_info``."""
-    kind = (
-        flight.FlightUnauthenticatedError
-        if isinstance(error, UnauthorizedError)
-        else flight.FlightServerError
-    )
+    refused = isinstance(error, UnauthorizedError)
+    kind = flight.FlightUnauthenticatedError if refused else flight.FlightServerError
     return kind(f"{error.code}: {shortened(str(error))}", extra_info=error_frame(error))
 
 
@@ -487,8 +484,6 @@ class Exchange(Generic[T]):
             self._outbox.join(timeout_s)
         elif self._thread is not None:
             self._thread.join(timeout_s)
-
-    # ------------------------------------------------------------ threads
 
     def _run(self) -> None:
         try:

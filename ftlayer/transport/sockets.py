@@ -132,7 +132,6 @@ class Notifier:
         self._send(f"READY=1\nSTATUS={status}")
 
     def stopping(self) -> None:
-        """Tell that the service ends by itself."""
         self._send("STOPPING=1\nSTATUS=stopping")
 
     def alive(self, is_live: Callable[[], bool]) -> None:
@@ -441,7 +440,6 @@ def _peer(host: str, port: str | int) -> Peer:
 
 
 def try_socket(path: str) -> None:
-    """Raise OSError unless a socket may be at ``path``."""
     if not is_socket_path(path):
         raise OSError(errno.ENAMETOOLONG, f"{path} is too long for a socket, or has odd characters")
     with socket.socket(socket.AF_UNIX) as probe:

@@ -102,8 +102,6 @@ class UnixListener:
         for each in (self._listening, self._wake, self._woken):
             each.close()
 
-    # ------------------------------------------------------------ threads
-
     def _accept(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._listening, selectors.EVENT_READ)
@@ -195,7 +193,9 @@ class UnixConnection:
             return None
         data: bytes = body.to_pybytes()
         if kind is FrameKind.ERROR:
-            raise _error_of(data)
+            error = error_in(unpack_map(data, "error", ("error", "message"), ("sequence",)))
+            assert error is not None
+            raise error
         return data
 
     def write(self, frame: bytes) -> None:
@@ -216,9 +216,3 @@ class UnixConnection:
         with self._lock:
             if self._frames is not None:
                 self._frames.close()
-
-
-def _error_of(data: bytes) -> FTLayerError:
-    error = error_in(unpack_map(data, "error", ("error", "message"), ("sequence",)))
-    assert error is not None
-    return error

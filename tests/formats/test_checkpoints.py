@@ -12,7 +12,7 @@ import pytest
 
 from ftlayer import CheckpointConfig, FailurePolicy, NoRestart, Retention, StreamEnvironment
 from ftlayer.checkpoint.storage.dead_letters import stored_letters
-from ftlayer.checkpoint.storage.opening import load_checkpoint
+from ftlayer.checkpoint.storage.loading import load_checkpoint
 from ftlayer.records.ipc import read_one_batch
 from ftlayer.runtime.environment import LATEST
 

@@ -22,37 +22,8 @@ from enum import Enum, auto
 from typing import assert_never
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier, SnapshotKind
-from ftlayer.checkpoint.coordinator.events import (
-    Answer,
-    BacklogChanged,
-    CheckpointEvent,
-    CheckpointInstruction,
-    CheckpointRequested,
-    CheckpointTick,
-    CommitFailed,
-    CommitSinks,
-    Discard,
-    FinishTasks,
-    InputHeld,
-    JobEnd,
-    JobOver,
-    JobStopping,
-    NotifyCompleted,
-    PartDeclined,
-    PartWritten,
-    Publish,
-    Published,
-    PublishFailed,
-    RestoreFrom,
-    SavepointRequested,
-    SinksCommitted,
-    StopRequested,
-    Subtask,
-    SubtaskFinished,
-    TasksRestarting,
-    TasksRestored,
-    TasksRunning,
-)
+from ftlayer.checkpoint.coordinator import events
+from ftlayer.checkpoint.coordinator.events import CheckpointEvent, CheckpointInstruction, JobEnd, Subtask
 from ftlayer.checkpoint.coordinator.in_flight import (
     AbortReason,
     CheckpointStage,
@@ -68,13 +39,10 @@ from ftlayer.common.printable import shown_url
 from ftlayer.errors import CheckpointError, CommitFailedError, FTLayerError
 from ftlayer.vertex.calls.jobs import CheckpointDetails, CheckpointTotals
 
-# Completed checkpoints: how many are kept, and what becomes of them in the end.
-#
 # Incremental checkpoints refer to one another's pieces, so that damage to one file may reach all that are retained.
 # With ``retained`` 2 or more there is always a way back beside that: one more checkpoint is kept, the latest that
 # shares nothing with the latest one. So that there is one, and never an old one, every `FULL_EVERY`-th checkpoint is
 # a full one, and so is the second of a job that begins with nothing.
-
 
 _REMEMBERED = 16
 # Of so many discarded checkpoints the pieces are known: a task that has missed so many completions cannot take part.
@@ -125,12 +93,9 @@ class CompletedStore:
     def add(self, checkpoint: Checkpoint, *, full: bool = False) -> None:
         """Take one that the job has completed. ``full``: it was written to share nothing with those before."""
         self._has_own = self._has_own or checkpoint.kind != SnapshotKind.SAVEPOINT
-        self._insert(checkpoint)
-        self._since_full = 1 if full else self._since_full + 1
-
-    def _insert(self, checkpoint: Checkpoint) -> None:
         # A new list: another thread may be looking at the one before.
         self._checkpoints = sorted([*self._checkpoints, checkpoint], key=lambda each: each.checkpoint)
+        self._since_full = 1 if full else self._since_full + 1
 
     def subsume(self) -> list[Checkpoint]:
         """Forget what is more than is retained; returns what is to be discarded of it."""
@@ -151,33 +116,29 @@ class CompletedStore:
         dropped = self._forget([each for each in self._checkpoints if each.checkpoint > last])
         if checkpoint is not None and all(each.checkpoint != last for each in self._checkpoints):
             self._foreign.add(last)
-            self._insert(checkpoint)
+            self._checkpoints = [*self._checkpoints, checkpoint]  # No later one is left.
             self._since_full += 1
         return dropped
 
     def over(self, end: JobEnd) -> list[Checkpoint]:
-        if end is JobEnd.FINISHED:
-            keep = False
-        elif end is JobEnd.INTERRUPTED:
-            keep = self._is_lasting
-        elif end is JobEnd.CANCELLED:
-            keep = self._retention is Retention.RETAIN_ON_CANCELLATION
-        else:
+        keep = {
+            JobEnd.FINISHED: False,
+            JobEnd.INTERRUPTED: self._is_lasting,
+            JobEnd.CANCELLED: self._retention is Retention.RETAIN_ON_CANCELLATION,
             # Before a checkpoint of its own, it may be the restore that was refused: what was restored is the way back.
-            keep = self._retention is not Retention.NO_EXTERNALIZED_CHECKPOINTS or not self._has_own
-        return [] if keep else self._forget(list(self._checkpoints))
+            JobEnd.FAILED: self._retention is not Retention.NO_EXTERNALIZED_CHECKPOINTS or not self._has_own,
+        }
+        return [] if keep[end] else self._forget(list(self._checkpoints))
 
     def lacks_base(self, parts: Iterable[SubtaskSnapshot]) -> bool:
         """Whether parts of a new checkpoint refer to pieces that went with a discarded one.
 
-        A task builds on the last checkpoint that it was told is complete. The news of the next one may reach it
-        later than a barrier does, and meanwhile what it builds on may have been discarded.
+        The news of a completion may reach a task later than a barrier does, and what it builds on be discarded by then.
         """
         places = _shared(parts)
         return any(not places.isdisjoint(gone) for gone in self._gone)
 
     def validate(self) -> None:
-        """Raise `AssertionError` if what is known does not fit together; for tests."""
         numbers = [each.checkpoint for each in self._checkpoints]
         assert numbers == sorted(set(numbers)), f"completed checkpoints are {numbers}"
         assert self._foreign <= set(numbers), f"{self._foreign} are foreign, of {numbers}"
@@ -207,17 +168,17 @@ def _shared(parts: Iterable[SubtaskSnapshot]) -> set[_Place]:
 
 
 class Schedule:
-    """The interval from trigger to trigger, and the pause from a completion to the next trigger.
+    """When periodic checkpoints are due, by one monotone clock, ms.
 
     While a source works off a backlog another interval holds: a longer one takes effect with the next trigger, a
-    shorter one at once, 0 suspends. Times are of one monotone clock, ms.
+    shorter one at once, 0 suspends.
     """
 
     def __init__(self, config: CheckpointConfig) -> None:
         self._interval = config.interval_ms
         self._backlog_interval = config.interval_during_backlog_ms
         self._pause = config.min_pause_ms
-        self._backlogs: set[Hashable] = set()
+        self.backlogs: set[Hashable] = set()
         self._next: int | None = None
         self._not_before: int | None = None
         self._on = False
@@ -228,40 +189,32 @@ class Schedule:
         self._plan(now_ms)
 
     def stop(self) -> None:
-        """Nothing is due until `start`."""
         self._on = False
 
     def backlog(self, source: Hashable, working_off: bool, now_ms: int) -> None:
-        """A subtask of a source begins, or ceases, to work off a backlog."""
         if working_off:
-            self._backlogs.add(source)
+            self.backlogs.add(source)
         else:
-            self._backlogs.discard(source)
+            self.backlogs.discard(source)
         if self._on:
             self._plan(now_ms)
-
-    def forget_backlogs(self, sources: Iterable[Hashable]) -> None:
-        """These begin again: they will say so anew."""
-        self._backlogs.difference_update(sources)
 
     def triggered(self, now_ms: int) -> None:
         self._next = None
         self._plan(now_ms)
 
     def completed(self, now_ms: int) -> None:
-        """A checkpoint or savepoint was completed: the pause begins."""
         self._not_before = now_ms + self._pause
 
     @property
     def due_ms(self) -> int | None:
-        """When the next periodic checkpoint may be triggered; None: nothing is planned."""
         if not self._on or self._next is None:
             return None
         return self._next if self._not_before is None else max(self._next, self._not_before)
 
     def _plan(self, now_ms: int) -> None:
         interval = self._interval
-        if self._backlogs and self._backlog_interval is not None:
+        if self.backlogs and self._backlog_interval is not None:
             interval = self._backlog_interval
         if not interval:
             self._next = None
@@ -275,10 +228,7 @@ class Completion:
     def __init__(
         self, facts: JobFacts, flight: PendingCheckpoints, store: CompletedStore, schedule: Schedule
     ) -> None:
-        self._facts = facts
-        self._flight = flight
-        self._store = store
-        self._schedule = schedule
+        self._facts, self._flight, self._store, self._schedule = facts, flight, store, schedule
         self._current: PendingCheckpoint | None = None
         self._committed = 0
         self._completed_ms = max((known.completed_ms for known in store.checkpoints), default=0)
@@ -307,7 +257,7 @@ class Completion:
             # "The latest" goes by this time, whatever the clock of this driver says, or that of the one before.
             self._completed_ms = max(now.wall_ms, self._completed_ms + 1)
             whole = pending.assembled(self._facts, self._completed_ms)
-            instructions.append(Publish(whole, pending.barrier.location))
+            instructions.append(events.Publish(whole, pending.barrier.location))
         return instructions
 
     def published(self, checkpoint: Checkpoint, now: Now) -> list[CheckpointInstruction]:
@@ -322,8 +272,10 @@ class Completion:
             # Nothing is committed for a job that is over: the job that restores the checkpoint does that.
             answers = self._complete(pending, checkpoint, now)
             return subsumed + answers + _discard(self._store.subsume() + self._store.over(self._end))
-        if self._has_to_commit(checkpoint):
-            return [*subsumed, CommitSinks(checkpoint)]
+        if any(
+            each.checkpoint > self._committed for part in checkpoint.subtasks for each in part.committables
+        ):
+            return [*subsumed, events.CommitSinks(checkpoint)]
         return subsumed + self._sinks_committed(pending, checkpoint, now)
 
     def publish_failed(
@@ -356,7 +308,6 @@ class Completion:
         return self._complete(pending, pending.checkpoint, now, CommitFailedError(text))
 
     def restored(self, checkpoint: Checkpoint | None) -> list[CheckpointInstruction]:
-        """Tasks begin with this one, whose sinks are committed."""
         self._commits_again = False
         if checkpoint is not None:
             self._committed = max(self._committed, checkpoint.checkpoint)
@@ -367,18 +318,10 @@ class Completion:
         return _discard(self._store.over(end))
 
     def validate(self) -> None:
-        """Raise `AssertionError` if what is known does not fit together; for tests."""
         answering = (CheckpointStage.PUBLISHING, CheckpointStage.COMMITTING)
         under_way = [pending.number for pending in self._flight.all if pending.stage in answering]
         current = [] if self._current is None else [self._current.number]
         assert under_way == current, f"{under_way} are published or committed, {current} waits for an answer"
-
-    def _has_to_commit(self, checkpoint: Checkpoint) -> bool:
-        return any(
-            committable.checkpoint > self._committed
-            for part in checkpoint.subtasks
-            for committable in part.committables
-        )
 
     def _subsume_earlier(self, pending: PendingCheckpoint, now: Now) -> list[CheckpointInstruction]:
         instructions: list[CheckpointInstruction] = []
@@ -396,7 +339,7 @@ class Completion:
         self._committed = max(self._committed, pending.number)
         self.last_done = self.last_done or pending.barrier.final
         return [
-            NotifyCompleted(pending.number),
+            events.NotifyCompleted(pending.number),
             *_discard(self._store.subsume()),
             *self._complete(pending, checkpoint, now),
         ]
@@ -420,7 +363,7 @@ class Completion:
 
 
 def _discard(checkpoints: list[Checkpoint]) -> list[CheckpointInstruction]:
-    return [Discard(checkpoint) for checkpoint in checkpoints]
+    return [events.Discard(checkpoint) for checkpoint in checkpoints]
 
 
 FINAL_AGAIN_MS = 1_000
@@ -468,51 +411,46 @@ class CheckpointCoordinator:
 
     def _take(self, event: CheckpointEvent, now: Now) -> list[CheckpointInstruction]:
         match event:
-            case TasksRestarting():
+            case events.TasksRestarting():
                 return self._restarting(event, now)
-            case TasksRestored(checkpoint):
+            case events.TasksRestored(checkpoint):
                 if checkpoint is not None:
                     self._flight.statistics.restore()
                 return self._completion.restored(checkpoint)
-            case TasksRunning():
+            case events.TasksRunning():
                 self._running(now)
-            case JobStopping():
-                return (
-                    []
-                    if self._phase is _CoordinatorPhase.OVER
-                    else self._close(_CoordinatorPhase.CLOSED, now)
-                )
-            case JobOver(end):
+            case events.JobStopping():
+                if self._phase is not _CoordinatorPhase.OVER:
+                    return self._close(_CoordinatorPhase.CLOSED, now)
+            case events.JobOver(end):
                 return self._close(_CoordinatorPhase.OVER, now) + self._completion.over(end)
-            case PartWritten(checkpoint, part):
+            case events.PartWritten(checkpoint, part):
                 return self._flight.acked(checkpoint, part, self._holds)
-            case PartDeclined():
+            case events.PartDeclined():
                 return self._declined(event, now)
-            case SubtaskFinished(subtask):
+            case events.SubtaskFinished(subtask):
                 self._ended.add(subtask)
-            case InputHeld(chains):
+            case events.InputHeld(chains):
                 self._holds.told(chains, now.mono_ms)
-            case BacklogChanged(subtask, working_off):
+            case events.BacklogChanged(subtask, working_off):
                 self._schedule.backlog(subtask, working_off, now.mono_ms)
-            case Published(checkpoint):
+            case events.Published(checkpoint):
                 return self._completion.published(checkpoint, now)
-            case PublishFailed(checkpoint, reason, final):
+            case events.PublishFailed(checkpoint, reason, final):
                 return self._completion.publish_failed(checkpoint, reason, final, now)
-            case SinksCommitted(checkpoint):
+            case events.SinksCommitted(checkpoint):
                 return self._completion.committed(checkpoint, now)
-            case CommitFailed(checkpoint, reason, final):
+            case events.CommitFailed(checkpoint, reason, final):
                 return self._completion.commit_failed(checkpoint, reason, final, now)
-            case CheckpointRequested() | SavepointRequested() | StopRequested():
+            case events.CheckpointRequested() | events.SavepointRequested() | events.StopRequested():
                 return self._requested(event, now)
-            case CheckpointTick():
+            case events.CheckpointTick():
                 pass
             case _:
                 assert_never(event)
         return []
 
-    # ------------------------------------------------------------ what happens
-
-    def _restarting(self, event: TasksRestarting, now: Now) -> list[CheckpointInstruction]:
+    def _restarting(self, event: events.TasksRestarting, now: Now) -> list[CheckpointInstruction]:
         if self._phase in (_CoordinatorPhase.CLOSED, _CoordinatorPhase.OVER):
             return []
         if self._phase is not _CoordinatorPhase.ENDING:
@@ -520,7 +458,7 @@ class CheckpointCoordinator:
         self._schedule.stop()
         again = self._facts.sources if event.sources is None else event.sources
         self._ended.difference_update(again)
-        self._schedule.forget_backlogs(again)
+        self._schedule.backlogs.difference_update(again)  # They will say so anew.
         self._asked.append(event.number)
         return self._give_up_all(AbortReason.JOB_RESTARTS, now)
 
@@ -530,7 +468,7 @@ class CheckpointCoordinator:
             self._flight.final_failed_ms = None
             self._schedule.start(now.mono_ms)
 
-    def _declined(self, event: PartDeclined, now: Now) -> list[CheckpointInstruction]:
+    def _declined(self, event: events.PartDeclined, now: Now) -> list[CheckpointInstruction]:
         pending = self._flight.get(event.checkpoint)
         if pending is None or not pending.can_be_aborted:
             return []
@@ -540,23 +478,21 @@ class CheckpointCoordinator:
         return self._flight.abort(pending, why, now, detail, event.final)
 
     def _requested(
-        self, event: CheckpointRequested | SavepointRequested | StopRequested, now: Now
+        self, event: events.CheckpointRequested | events.SavepointRequested | events.StopRequested, now: Now
     ) -> list[CheckpointInstruction]:
         refusal = self._refusal
         if refusal:
             return [_refused(event.request, refusal)]
         match event:
-            case CheckpointRequested(request):
+            case events.CheckpointRequested(request):
                 self._requests.append(request)
                 return []
-            case SavepointRequested(request, location):
+            case events.SavepointRequested(request, location):
                 barrier = self._barriers.savepoint(now.wall_ms, location, final=False)
                 return self._flight.begin(barrier, now, [request])
-            case StopRequested(request, location):
+            case events.StopRequested(request, location):
                 barrier = self._barriers.savepoint(now.wall_ms, location, final=True)
                 return self._flight.begin(barrier, now, [request], stops=True)
-
-    # ------------------------------------------------------------ views
 
     @property
     def due_ms(self) -> int | None:
@@ -602,8 +538,6 @@ class CheckpointCoordinator:
         if not running:
             left = [pending.number for pending in self._flight.all if pending.can_be_aborted]
             assert not left, f"{left} are not given up: {self._phase}"
-
-    # ------------------------------------------------------------ going on
 
     def _advance(self, now: Now) -> list[CheckpointInstruction]:
         return [
@@ -661,14 +595,14 @@ class CheckpointCoordinator:
         if self._completion.last_done:
             # Everything is committed: there is nothing to be restored for.
             self._phase = _CoordinatorPhase.ENDING
-            return [FinishTasks(drain=False)]
-        return [RestoreFrom(number, self._store.latest) for number in asked]
+            return [events.FinishTasks(drain=False)]
+        return [events.RestoreFrom(number, self._store.latest) for number in asked]
 
     def _finish(self) -> list[CheckpointInstruction]:
         if not self._completion.last_done or self._flight.all or self._phase is not _CoordinatorPhase.RUNNING:
             return []
         self._phase = _CoordinatorPhase.ENDING
-        return [FinishTasks(drain=self._all_ended)]
+        return [events.FinishTasks(drain=self._all_ended)]
 
     def _give_up_all(self, reason: AbortReason, now: Now) -> list[CheckpointInstruction]:
         given_up = [
@@ -684,8 +618,6 @@ class CheckpointCoordinator:
         self._asked.clear()
         self._schedule.stop()
         return self._give_up_all(AbortReason.JOB_OVER, now)
-
-    # ------------------------------------------------------------ small ones
 
     @property
     def _all_ended(self) -> bool:
@@ -718,12 +650,12 @@ class CheckpointCoordinator:
         return [_refused(request, reason) for request in requests]
 
 
-def _refused(request: int, reason: str) -> Answer:
-    return Answer(request, error=CheckpointError(f"no checkpoint: {reason}"))
+def _refused(request: int, reason: str) -> events.Answer:
+    return events.Answer(request, error=CheckpointError(f"no checkpoint: {reason}"))
 
 
 class _BarrierFactory:
-    """Makes the barriers of one execution: what each checkpoint asks of the tasks, under an id that was never used."""
+    """Makes the barriers of one execution, under ids that were never used."""
 
     def __init__(self, config: CheckpointConfig, highest: int) -> None:
         self._config = config
@@ -741,14 +673,7 @@ class _BarrierFactory:
 
     def savepoint(self, wall_ms: int, location: str, *, final: bool) -> Barrier:
         self._last += 1
-        return Barrier(
-            self._last,
-            wall_ms,
-            Alignment.ALIGNED,
-            kind=SnapshotKind.SAVEPOINT,
-            final=final,
-            location=location,
-        )
+        return Barrier(self._last, wall_ms, kind=SnapshotKind.SAVEPOINT, final=final, location=location)
 
     def _alignment(self, final: bool, overtakes: bool) -> tuple[Alignment, int | None]:
         if self._config.mode is CheckpointingMode.AT_LEAST_ONCE:

@@ -46,10 +46,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class CommitSinks:
-    """Commit what the checkpoint's sinks have written; answered by `SinksCommitted` or `CommitFailed`.
-
-    Some of it may be committed already, and is to be left out.
-    """
+    """Commit what its sinks have written and is not committed yet; answered by `SinksCommitted` or `CommitFailed`."""
 
     checkpoint: Checkpoint
 
@@ -139,15 +136,11 @@ CheckpointInstruction = (
 )
 
 
-# ---------------------------------------------------------------- the job
-
-
 @dataclass(frozen=True, slots=True)
 class TasksRestarting:
     """Tasks are to be restored (at the start too): `RestoreFrom` with this number answers, now or later.
 
     `FinishTasks` answers where there is nothing left to do, and nothing does once the job is cancelled or over.
-
     Everything under way is given up, and nothing begins before `TasksRunning`. ``sources``: the subtasks of sources
     that begin again, None for all: what they said of their end and backlog is forgotten.
     """
@@ -158,9 +151,7 @@ class TasksRestarting:
 
 @dataclass(frozen=True, slots=True)
 class TasksRestored:
-    """This one was restored, and its sinks are committed: the one of `RestoreFrom`, or an earlier one.
-
-    None: there was nothing to restore.
+    """This one was restored (the one of `RestoreFrom`, an earlier one, or None), and its sinks are committed.
 
     Those behind it do not stand any more, and are discarded.
     """
@@ -188,9 +179,6 @@ class JobOver:
 @dataclass(frozen=True, slots=True)
 class CheckpointTick:
     """It may be time for something; coming early does no harm."""
-
-
-# ---------------------------------------------------------------- tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +223,6 @@ class BacklogChanged:
     working_off: bool
 
 
-# ---------------------------------------------------------------- what was to be done is done
-
-
 @dataclass(frozen=True, slots=True)
 class Published:
     """`Publish` is done; ``checkpoint`` is what was written, with its location."""
@@ -269,9 +254,6 @@ class CommitFailed:
     checkpoint: int
     reason: str
     final: FTLayerError | None = None
-
-
-# ---------------------------------------------------------------- users
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,10 @@ from ftlayer.vertex.calls.jobs import CheckpointDetails, CheckpointTotals, Subta
 
 
 class CheckpointStage(Enum):
-    """How far a checkpoint is: subtasks write, all have, the metadata is written, sinks are committed."""
-
     WRITING = auto()
-    WRITTEN = auto()
-    PUBLISHING = auto()
-    COMMITTING = auto()
+    WRITTEN = auto()  # by all subtasks
+    PUBLISHING = auto()  # the metadata
+    COMMITTING = auto()  # sinks
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +37,9 @@ class JobFacts:
     """Facts that all checkpoints of an execution have in common.
 
     Attributes:
-        job: name of the topology.
-        run: unique name of the execution.
-        max_parallelism: number of key groups.
-        operators: of the graph.
+        job, run, max_parallelism, operators, edges: as in `Checkpoint`.
         subtasks: of all chains: each has a part in every checkpoint.
         sources: those of them that say when their data has ended: a source's, and heads of iterations.
-        edges: of the graph.
         may_overtake: barriers may overtake records where a chain holds its input.
     """
 
@@ -115,7 +109,6 @@ class PendingCheckpoint:
 
     @property
     def can_be_aborted(self) -> bool:
-        """Whether its metadata is not written yet, nor being written."""
         return self.stage in (CheckpointStage.WRITING, CheckpointStage.WRITTEN)
 
     def acked(self, part: SubtaskSnapshot) -> None:
@@ -129,7 +122,6 @@ class PendingCheckpoint:
                 self.stage = CheckpointStage.WRITTEN
 
     def validate(self, facts: JobFacts) -> None:
-        """Raise `AssertionError` if what is known does not fit together; for tests."""
         have = self.parts.keys()
         assert self.waiting.isdisjoint(have), f"checkpoint {self.number} waits for parts that it has"
         assert self.waiting | have == facts.subtasks, f"checkpoint {self.number} has lost a subtask"
@@ -139,7 +131,6 @@ class PendingCheckpoint:
         assert committing == (self.checkpoint is not None), f"checkpoint {self.number} is {self.stage}"
 
     def assembled(self, facts: JobFacts, completed_ms: int) -> Checkpoint:
-        """Return the whole. ``completed_ms``: wall clock."""
         parts = tuple(self.parts[subtask] for subtask in sorted(self.parts))
         return Checkpoint(
             checkpoint=self.number,
@@ -209,7 +200,6 @@ class Statistics:
 def details_of(
     pending: PendingCheckpoint, state: CheckpointState, now_ms: int, location: str = "", failure: str = ""
 ) -> CheckpointDetails:
-    """Return what is known of one. ``now_ms``: wall clock."""
     started_ms = pending.barrier.started_ms
     return CheckpointDetails(
         number=pending.number,
@@ -226,14 +216,9 @@ def details_of(
     )
 
 
-def _part(snapshot: SubtaskSnapshot) -> SubtaskCheckpointDetails:
-    return SubtaskCheckpointDetails(
-        uid=snapshot.uid,
-        subtask=snapshot.subtask,
-        written_bytes=snapshot.written_bytes,
-        state_bytes=snapshot.state_bytes,
-        **asdict(snapshot.times),
-    )
+def _part(part: SubtaskSnapshot) -> SubtaskCheckpointDetails:
+    times = asdict(part.times) | {"written_bytes": part.written_bytes, "state_bytes": part.state_bytes}
+    return SubtaskCheckpointDetails(part.uid, part.subtask, **times)
 
 
 class AbortReason(Enum):
@@ -288,11 +273,8 @@ class FailureCounter:
             self.in_a_row = 0
 
 
-# Chains that hold their input, since too many of their records fail, or wait: barriers wait there behind records.
-#
-# A chain may hold its input for as long as a service is down. Others are not to wait for a checkpoint so long: where a
-# hold lasts, barriers overtake records, as in unaligned checkpoints, and go into the chain ahead of what it holds.
-
+# A chain whose records fail, or wait, holds its input for as long as a service is down, and barriers wait there behind
+# records. Where a hold lasts they overtake these, as in unaligned checkpoints: others are not to wait so long.
 
 LASTING_MS = 5_000
 """A hold that has lasted so long is not waited for."""
@@ -322,16 +304,12 @@ class InputHolds:
         return frozenset(uid for uid, since_ms in self._since_ms.items() if now_ms - since_ms >= LASTING_MS)
 
     def lasts_at_ms(self, chains: Iterable[str]) -> int:
-        """Return when the first of these, which hold their input, will have for long."""
         return min(self._since_ms[uid] for uid in chains) + LASTING_MS
 
 
 def why_held(chains: Sequence[str]) -> str:
-    names = ", ".join(map(repr, chains))
-    return (
-        f"{names} took no input meanwhile, since too many of its records failed (max_failing) or waited "
-        "(max_waiting)"
-    )
+    reason = "too many of its records failed (max_failing) or waited (max_waiting)"
+    return f"{', '.join(map(repr, chains))} took no input meanwhile, since {reason}"
 
 
 _REMEMBERED = 1_000
@@ -367,12 +345,8 @@ class PendingCheckpoints:
 
     @property
     def expires_ms(self) -> int | None:
-        times = [
-            pending.triggered_ms + self._config.timeout_ms
-            for pending in self.all
-            if pending.stage is CheckpointStage.WRITING
-        ]
-        return min(times, default=None)
+        writing = (each.triggered_ms for each in self.all if each.stage is CheckpointStage.WRITING)
+        return min((since_ms + self._config.timeout_ms for since_ms in writing), default=None)
 
     def get(self, checkpoint: int) -> PendingCheckpoint | None:
         return self._pending.get(checkpoint)
@@ -380,10 +354,8 @@ class PendingCheckpoints:
     def begin(
         self, barrier: Barrier, now: Now, requests: list[int], *, stops: bool = False
     ) -> list[CheckpointInstruction]:
-        subtasks = set(self._facts.subtasks)
-        self._pending[barrier.checkpoint] = PendingCheckpoint(
-            barrier, now.mono_ms, subtasks, stops=stops, requests=requests
-        )
+        waiting = set(self._facts.subtasks)
+        self._pending[barrier.checkpoint] = PendingCheckpoint(barrier, now.mono_ms, waiting, stops, requests)
         self.statistics.trigger()
         return [Trigger(barrier)]
 
@@ -399,13 +371,9 @@ class PendingCheckpoints:
         return []
 
     def complete(
-        self,
-        pending: PendingCheckpoint,
-        checkpoint: Checkpoint,
-        now: Now,
-        error: CheckpointError | None = None,
+        self, pending: PendingCheckpoint, checkpoint: Checkpoint, now: Now, error: CheckpointError | None
     ) -> list[CheckpointInstruction]:
-        """It is complete, and its sinks are committed, or could not be (``error``)."""
+        """Its sinks are committed, or could not be (``error``)."""
         self.statistics.complete(pending, checkpoint, now.wall_ms)
         del self._pending[pending.number]
         answer = checkpoint if error is None else None
@@ -423,7 +391,9 @@ class PendingCheckpoints:
         number, text = pending.number, f"{reason.text}: {detail}" if detail else reason.text
         self.statistics.fail(pending, text, now.wall_ms)
         del self._pending[number]
-        self._remember(pending.barrier)
+        self._aborted[number] = pending.barrier
+        if len(self._aborted) > _REMEMBERED:
+            del self._aborted[next(iter(self._aborted))]
         if pending.barrier.final:
             self.final_failed_ms = now.mono_ms
         if pending.stops:
@@ -442,26 +412,20 @@ class PendingCheckpoints:
 
     def expire(self, now: Now, holds: InputHolds) -> list[CheckpointInstruction]:
         """Give up what takes too long. Where chains have held it up by holding their input, it is no failure."""
-        late = [
-            pending
-            for pending in self.all
-            if pending.stage is CheckpointStage.WRITING
-            and now.mono_ms - pending.triggered_ms >= self._config.timeout_ms
-        ]
-        return [each for pending in late for each in self._expired(pending, holds, now)]
-
-    def _expired(
-        self, pending: PendingCheckpoint, holds: InputHolds, now: Now
-    ) -> list[CheckpointInstruction]:
-        chains = sorted(pending.held_up_by.union(pending.waits_for(holds.after(pending.triggered_ms))))
-        if not chains:
-            return self.abort(pending, AbortReason.EXPIRED, now)
-        return self.abort(
-            pending, AbortReason.HELD, now, f"{AbortReason.EXPIRED.text}, and {why_held(chains)}"
-        )
+        instructions: list[CheckpointInstruction] = []
+        latest_ms = now.mono_ms - self._config.timeout_ms
+        for pending in self.all:
+            if pending.stage is CheckpointStage.WRITING and pending.triggered_ms <= latest_ms:
+                chains = sorted(
+                    pending.held_up_by.union(pending.waits_for(holds.after(pending.triggered_ms)))
+                )
+                why = f"{AbortReason.EXPIRED.text}, and {why_held(chains)}" if chains else ""
+                instructions += self.abort(
+                    pending, AbortReason.HELD if why else AbortReason.EXPIRED, now, why
+                )
+        return instructions
 
     def held_up(self, held: Collection[str]) -> list[str]:
-        """Return those of ``held`` chains that an aligned checkpoint waits for."""
         aligned = (pending for pending in self.all if pending.may_be_overtaken)
         return sorted({uid for pending in aligned for uid in pending.waits_for(held)})
 
@@ -495,7 +459,6 @@ class PendingCheckpoints:
         )
 
     def validate(self) -> None:
-        """Raise `AssertionError` if what is known does not fit together; for tests."""
         numbers = list(self._pending)
         assert numbers == sorted(numbers), f"ids do not grow: {numbers}"
         assert not self._pending.keys() & self._aborted.keys(), "what was given up is under way"
@@ -505,8 +468,3 @@ class PendingCheckpoints:
         assert len(requests) == len(set(requests)), f"a request is to be answered twice: {requests}"
         for pending in self.all:
             pending.validate(self._facts)
-
-    def _remember(self, barrier: Barrier) -> None:
-        self._aborted[barrier.checkpoint] = barrier
-        if len(self._aborted) > _REMEMBERED:
-            del self._aborted[next(iter(self._aborted))]

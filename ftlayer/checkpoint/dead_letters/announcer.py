@@ -31,12 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class StreamTeller:
-    """Tells the letters of one stream. Not for several threads.
-
-    Attributes:
-        failures: how often in a row the callback, or the vertex, has failed.
-        last_failure: as a text, "" for none.
-    """
+    """Tells the letters of one stream; ``failures``: how often in a row that has failed. Not for several threads."""
 
     client: VertexClient
     stream: str

@@ -20,7 +20,6 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from hmac import compare_digest
-from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -28,18 +27,10 @@ import pyarrow as pa
 from ftlayer import __version__
 from ftlayer.checkpoint.custom_storage import FileStatus
 from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, LetterBatch, LetterKind, with_attempt
+from ftlayer.checkpoint.storage import layout
 from ftlayer.checkpoint.storage.files import open_files, raised
 from ftlayer.checkpoint.storage.keys import DIGEST_BYTES, Signer, key_of
-from ftlayer.checkpoint.storage.layout import (
-    DEAD_LETTERS,
-    job_directory,
-    join,
-    last_name,
-    letters_directory,
-    new_unique,
-    parent,
-    part,
-)
+from ftlayer.checkpoint.storage.layout import part
 from ftlayer.common.printable import shown_url
 from ftlayer.config import MIB
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, IncompatibleCheckpointError, other_format
@@ -48,12 +39,11 @@ from ftlayer.vertex.calls import Attempt
 logger = logging.getLogger(__name__)
 
 
-# A file of dead letters: a stream of Arrow batches that any reader of Arrow can read, with a checksum behind its end.
+# A file is a stream of Arrow batches that any reader of Arrow can read, with a checksum behind its end.
 #
 # A batch is a *part*: letters of one chain, up to `PART_LETTERS` or `PART_BYTES` (a single letter may be larger), cut
 # the same way whenever the file is written. The schema's metadata says how many letters there are, so that a listing
 # reads the first bytes alone.
-
 
 PART_LETTERS = 1_000
 PART_BYTES = 4 * MIB
@@ -136,9 +126,9 @@ def decode_letters(
     body, mac = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
     if not compare_digest(mac, signer.letters(name, body)):
         raise CheckpointDamagedError(
-            f"{shown_url(location)}: these dead letters were cut off or changed after they were written, or are "
-            "signed with "
-            "another key (see CheckpointConfig.key): give that key, or a copy of the file; remove it to go on without"
+            f"{shown_url(location)}: these dead letters were cut off or changed after they were written, or are signed "
+            "with another key (see CheckpointConfig.key): give that key, or a copy of the file; remove it to go on "
+            "without"
         )
     with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
         return _head_of(reader.schema, name, location), list(reader)
@@ -149,14 +139,16 @@ def read_head(data: bytes, name: str, location: str) -> LetterFile:
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(data))
     except (pa.ArrowException, OSError) as error:
-        raise CheckpointDamagedError(
-            f"{shown_url(location)}: this is no file of dead letters: {error}"
-        ) from error
+        raise _no_letters(location, str(error)) from error
     return _head_of(schema, name, location)
 
 
 def letters_of(part: pa.RecordBatch) -> list[ChainLetter]:
-    return [_letter(row) for row in part.to_pylist()]
+    letters = []
+    for row in part.to_pylist():
+        attempts = tuple(Attempt(**attempt) for attempt in row["attempts"])
+        letters.append(ChainLetter(**{**row, "kind": LetterKind(row["kind"]), "attempts": attempts}))
+    return letters
 
 
 def parts_of(letters: tuple[ChainLetter, ...]) -> Iterator[list[ChainLetter]]:
@@ -187,19 +179,15 @@ def _head_of(schema: pa.Schema, name: str, location: str) -> LetterFile:
     try:
         version = int(said[_VERSION_KEY])
         if version != _VERSION:
-            raise IncompatibleCheckpointError(
-                other_format(location, version, _VERSION, said.get(_WRITER_KEY))
-            )
+            writer = said.get(_WRITER_KEY)
+            raise IncompatibleCheckpointError(other_format(location, version, _VERSION, writer))
         return LetterFile(name, int(said[_LETTERS_KEY]), said[_LASTING_KEY] == b"1")
     except (KeyError, ValueError) as error:
-        raise CheckpointDamagedError(
-            f"{shown_url(location)}: this is no file of dead letters: {error!r}"
-        ) from error
+        raise _no_letters(location, repr(error)) from error
 
 
-def _letter(row: dict[str, Any]) -> ChainLetter:
-    attempts = tuple(Attempt(**attempt) for attempt in row["attempts"])
-    return ChainLetter(**{**row, "kind": LetterKind(row["kind"]), "attempts": attempts})
+def _no_letters(location: str, error: str) -> CheckpointDamagedError:
+    return CheckpointDamagedError(f"{shown_url(location)}: this is no file of dead letters: {error}")
 
 
 _LETTERS, _PURGED, _REQUEUED, _RETURNED = ".arrow", ".purged", ".requeued", ".returned"
@@ -218,7 +206,7 @@ class StoredLetters:
     """The files of one job, by the names of their batches. Errors are `CheckpointStorageError`."""
 
     def __init__(self, directory: str, job: str, key: bytes) -> None:
-        self._files = open_files(letters_directory(directory, job))
+        self._files = open_files(layout.letters_directory(directory, job))
         self._signer = Signer(key)
         self.directory, self.job = directory, job
 
@@ -227,7 +215,7 @@ class StoredLetters:
         found = []
         for entry in self._files.walk():
             if entry.path.endswith(_LETTERS) and not entry.path.startswith("."):
-                name = unquote(last_name(entry.path).removesuffix(_LETTERS))
+                name = unquote(layout.last_name(entry.path).removesuffix(_LETTERS))
                 try:
                     head = self._files.read(entry.path, 0, HEAD_BYTES)
                     found.append(read_head(head, name, self._at(entry.path)))
@@ -253,7 +241,6 @@ class StoredLetters:
         ]
 
     def empty(self, name: str) -> None:
-        """Take the letters out of a file."""
         self._empty(name)
         for path in self._beside(name, _REQUEUED):
             # It came while they were on their way: in the vertex they are dead.
@@ -261,7 +248,6 @@ class StoredLetters:
             self._files.delete(path)
 
     def remove(self, name: str) -> None:
-        """Remove a file; a missing one is fine."""
         self._files.delete(_path(name))
         for path in self._beside(name, _PURGED, _RETURNED, _REQUEUED):
             self._files.delete(path)
@@ -288,8 +274,6 @@ class StoredLetters:
         ordered = {each.letter for order in self.orders(broken=broken) for each in order.letters}
         return self._take_out(set(letters) - ordered, broken)
 
-    # ------------------------------------------------------------ back into the job
-
     def requeue(
         self, payloads: Mapping[bytes, bytes | None], broken: Callable[[CheckpointError], None] = raised
     ) -> set[bytes]:
@@ -312,12 +296,9 @@ class StoredLetters:
 
     def order_names(self) -> dict[str, str]:
         """Return the paths of all orders, sorted, with the names of the files that their letters are of."""
-        paths = sorted(entry.path for entry in self._files.walk() if entry.path.endswith(_REQUEUED))
-        return {
-            path: unquote(path.removesuffix(_REQUEUED).rpartition(".")[0])
-            for path in paths
-            if not path.startswith(".")
-        }
+        paths = sorted(each.path for each in self._files.walk() if each.path.endswith(_REQUEUED))
+        of = {path: path.removesuffix(_REQUEUED).rpartition(".")[0] for path in paths if path[0] != "."}
+        return {path: unquote(name) for path, name in of.items()}
 
     def orders(
         self, after: str = "", broken: Callable[[CheckpointError], None] = raised
@@ -344,20 +325,15 @@ class StoredLetters:
     ) -> None:
         """These ordered letters cannot go back into the job: they are dead again, with this reason."""
         for order in self.orders(broken=broken):
-            back = [
-                replace(
-                    each,
-                    attempts=with_attempt(each.attempts, Attempt(1, at_ms, reason, each.operator), at_ms),
-                    died_ms=at_ms,
-                )
-                for each in order.letters
-                if each.letter in letters
-            ]
+            back = []
+            for each in order.letters:
+                if each.letter in letters:
+                    newest = Attempt(1, at_ms, reason, each.operator)
+                    attempts = with_attempt(each.attempts, newest, at_ms)
+                    back.append(replace(each, attempts=attempts, died_ms=at_ms))
             if back:
                 self._put_beside(order.name, _RETURNED, back)
         self._withdraw(letters, broken)
-
-    # ------------------------------------------------------------ small ones
 
     def _all(self, broken: Callable[[CheckpointError], None]) -> Iterator[tuple[str, list[ChainLetter]]]:
         for file in self.found():
@@ -379,7 +355,7 @@ class StoredLetters:
                 self._empty(name)
             elif gone:
                 data = b"".join(gone)
-                path = f"{part(name)}.{new_unique()}{_PURGED}"
+                path = f"{part(name)}.{layout.new_unique()}{_PURGED}"
                 self._files.publish(path, data + self._signer.letters(name, data))
             found.update(gone)
         return found
@@ -399,7 +375,7 @@ class StoredLetters:
             self._files.delete(path)
 
     def _put_beside(self, name: str, ending: str, letters: list[ChainLetter]) -> None:
-        path = f"{part(name)}.{new_unique()}{ending}"
+        path = f"{part(name)}.{layout.new_unique()}{ending}"
         self._files.publish(path, encode_letters(LetterBatch(name, tuple(letters)), self._signer))
 
     def _decoded(self, path: str, name: str) -> tuple[LetterFile, list[pa.RecordBatch]]:
@@ -431,7 +407,7 @@ class StoredLetters:
         return [path for path in paths if path.startswith(prefix) and path.endswith(endings)]
 
     def _at(self, path: str) -> str:
-        return join(self._files.url, path)
+        return layout.join(self._files.url, path)
 
 
 @dataclass
@@ -465,31 +441,27 @@ def stored_letters(
     of each job that has none. The directory of letters itself, or of one job's, is taken for the one that it is in:
     there is the key. Raises `CheckpointStorageError`.
     """
-    above, only = _above_letters(url)
+    above, only = url, None
+    if layout.last_name(url) == layout.DEAD_LETTERS:
+        above = layout.parent(url)
+    elif layout.last_name(layout.parent(url)) == layout.DEAD_LETTERS:
+        above, only = layout.parent(layout.parent(url)), unquote(layout.last_name(url))
     files = open_files(above)
     found: set[tuple[str, str]] = set()
     for entry in files.walk():
-        parts = entry.path.split("/")
-        if DEAD_LETTERS in parts[-3:-2] and parts[-1].endswith(_LETTERS) and not parts[-1].startswith("."):
-            found.add(("/".join(parts[:-3]), unquote(parts[-2])))
+        *above_it, name = entry.path.split("/")
+        if layout.DEAD_LETTERS in above_it[-2:-1] and name.endswith(_LETTERS) and not name.startswith("."):
+            found.add(("/".join(above_it[:-2]), unquote(above_it[-1])))
     stored = []
     for place, job in sorted(found):
-        directory = join(files.url, place) if place else files.url
+        directory = layout.join(files.url, place) if place else files.url
         if only in (None, job):
             try:
-                stored.append(StoredLetters(directory, job, key_of(job_directory(directory, job), key)))
+                found_key = key_of(layout.job_directory(directory, job), key)
+                stored.append(StoredLetters(directory, job, found_key))
             except CheckpointError as error:
                 broken(error)
     return stored
-
-
-def _above_letters(url: str) -> tuple[str, str | None]:
-    """Return the directory that has letters somewhere below it, and the job if only its letters are meant."""
-    if last_name(url) == DEAD_LETTERS:
-        return parent(url), None
-    if last_name(parent(url)) == DEAD_LETTERS:
-        return parent(parent(url)), unquote(last_name(url))
-    return url, None
 
 
 def _path(name: str) -> str:

@@ -152,7 +152,6 @@ def reading(url: str, path: str) -> Iterator[None]:
 
 
 def raised(error: CheckpointError) -> None:
-    """Raise it: for who reads many files and is to be told of each that cannot be read."""
     raise error
 
 
@@ -163,12 +162,10 @@ def _at(url: str, path: str) -> str:
 def _reason(error: Exception) -> str:
     said = described(error)
     number = error.errno if isinstance(error, OSError) else None
-    if number is None and isinstance(error, FileNotFoundError):
-        number = errno.ENOENT
-    if number is None and isinstance(error, PermissionError):
-        number = errno.EACCES
-    way_out = None if number is None else _WAYS_OUT.get(number)
-    return said if way_out is None else f"{said}; {way_out}"
+    if number is None:
+        missing = isinstance(error, FileNotFoundError)
+        number = errno.ENOENT if missing else errno.EACCES if isinstance(error, PermissionError) else 0
+    return f"{said}; {_WAYS_OUT[number]}" if number in _WAYS_OUT else said
 
 
 THREADS = 8
@@ -182,8 +179,6 @@ Result = TypeVar("Result")
 
 
 class StoragePool:
-    """A few threads for what waits for the storage."""
-
     def __init__(self) -> None:
         # Threads are made with the first work, and end with the interpreter.
         self._pool = ThreadPoolExecutor(THREADS, "checkpoint-storage")
@@ -212,13 +207,11 @@ class StoragePool:
 
 
 def named(errors: Sequence[CheckpointError]) -> str:
-    """Return what they say, of many no more than a few."""
     more = f"; and {len(errors) - NAMED} more" if len(errors) > NAMED else ""
     return "; ".join(map(str, errors[:NAMED])) + more
 
 
 def raise_together(errors: list[CheckpointStorageError], what: str) -> None:
-    """Raise one error for all of them; none: do nothing."""
     if errors:
         text = f"{what}: {len(errors)} could not be removed: {named(errors)}"
         raise CheckpointStorageError(text) from errors[0]
@@ -235,14 +228,6 @@ _KEPT_WINDOWS = 4
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 _TRIES = 3
 """A directory may be removed, as empty, between the moments when it is made and when a file is made in it."""
-
-
-def _sync_content(file: int) -> None:
-    """Have the disk hold a file's content and its size: all that another process needs to read it."""
-    if sys.platform == "darwin":  # It can sync no less than all.
-        os.fsync(file)
-    else:
-        os.fdatasync(file)
 
 
 class LocalFileOutput:
@@ -273,10 +258,11 @@ class LocalFileOutput:
             os.posix_fadvise(self._file.fileno(), first, self._size - first, os.POSIX_FADV_DONTNEED)
 
     def sync(self) -> bool:
-        """See `FileOutput.sync`: the file, and with the first call the directory that it is in."""
         with storage_errors(self._url, self._path, "written"):
             self._file.flush()
-            _sync_content(self._file.fileno())
+            # Content and size are all that another process needs to read it; macOS can sync no less than all.
+            sync_content = os.fsync if sys.platform == "darwin" else os.fdatasync
+            sync_content(self._file.fileno())
             if not self._is_entered:
                 sync_directory(Path(self._file.name).parent)
                 self._is_entered = True
@@ -324,24 +310,28 @@ class LocalFiles:
                 raise
             sync_directory(target.parent)
 
-    def publish_new(self, path: str, data: bytes) -> bool:
-        return self._put_new(path, data, 0o666)
-
     def put_new(self, path: str, data: bytes) -> bool:
-        return self._put_new(path, data, 0o600)
+        return self.publish_new(path, data, 0o600)
 
-    def _put_new(self, path: str, data: bytes, mode: int) -> bool:
+    def publish_new(self, path: str, data: bytes, mode: int = 0o666) -> bool:
         target = self._root / path
         with storage_errors(self.url, path, "written"):
             if target.exists():
                 return False
             temporary = self._write_new(target, data, mode)
             try:
-                is_new = _link(temporary, target)
+                # Its name, unless another file has it.
+                os.link(temporary, target)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                temporary.rename(target)
             finally:
                 temporary.unlink(missing_ok=True)
-            sync_directory(target.parent)
-        return is_new
+                sync_directory(target.parent)
+        return True
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         with reading(self.url, path), (self._root / path).open("rb") as file:
@@ -363,9 +353,13 @@ class LocalFiles:
                 return None
 
     def walk(self, path: str = "") -> list[FileStatus]:
+        def unless_missing(error: OSError) -> None:
+            if not isinstance(error, FileNotFoundError | NotADirectoryError):
+                raise error
+
         found: list[FileStatus] = []
         with storage_errors(self.url, path, "read"):
-            for directory, _, names in os.walk(self._root / path, onerror=_unless_missing):
+            for directory, _, names in os.walk(self._root / path, onerror=unless_missing):
                 for name in names:
                     file = Path(directory, name)
                     try:
@@ -461,24 +455,6 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _link(temporary: Path, target: Path) -> bool:
-    """Give the file its name unless another file has it."""
-    try:
-        os.link(temporary, target)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        temporary.rename(target)
-    return True
-
-
-def _unless_missing(error: OSError) -> None:
-    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        raise error
-
-
 # A directory that fsspec or a storage of one's own reaches: an object store, HDFS, a database, another machine.
 #
 # A file is there once it is closed, so each `sync` ends the file and the next piece begins another one. Options of
@@ -547,8 +523,6 @@ class RemoteFileOutput:
 
 
 class RemoteFiles:
-    """What is asked of `Files`, of a storage that keeps whole files, and whose errors are anything."""
-
     appends = False
 
     def __init__(self, url: str, storage: CheckpointStorage) -> None:
@@ -597,7 +571,7 @@ class RemoteFiles:
             return self._storage.copy(path, target)
 
     def sync_names(self, path: str) -> None:
-        """See `Files.sync_names`; they last at once."""
+        """They last at once."""
 
     def delete(self, path: str) -> None:
         with storage_errors(self.url, path, "deleted"):
@@ -682,7 +656,6 @@ class FsspecStorage(CheckpointStorage):
         return _Upload(self._fs.open(self._at(path), "wb"))
 
     def move(self, path: str, target: str) -> None:
-        """An object is copied, and then deleted."""
         self._fs.makedirs(parent(self._at(target)), exist_ok=True)
         self._fs.mv(self._at(path), self._at(target))
 

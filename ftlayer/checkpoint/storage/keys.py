@@ -40,23 +40,14 @@ MOST_TRIES = 100
 
 
 class Ownership:
-    """The claim of one execution of a job. For several threads at once.
-
-    Attributes:
-        epoch: grows with each start of the job.
-    """
+    """The claim of one execution of a job; ``epoch`` grows with each start. For several threads at once."""
 
     def __init__(self, files: Files, job: str, run: str) -> None:
         """Take the directory over. Raises `CheckpointStorageError`, and `StaleOwnerError` if another one just has."""
         self._files = files
         self._job = job
-        claim = {
-            "run": run,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "at_ms": int(time.time() * 1_000),
-        }
-        self._claim = json.dumps(claim).encode()
+        who = {"run": run, "host": socket.gethostname(), "pid": os.getpid()}
+        self._claim = json.dumps({**who, "at_ms": int(time.time() * 1_000)}).encode()
         self.epoch = self._take()
 
     def check(self) -> None:
@@ -136,18 +127,15 @@ def _path(epoch: int) -> str:
     return join(OWNERS, str(epoch))
 
 
-# Keyed checksums over everything that is read back (BLAKE2b, RFC 7693, in its keyed mode).
-#
-# They tell damage in every case. They tell a forger only if he cannot get at the key, i.e. with
-# `CheckpointConfig.key`: a key that is kept beside the checkpoints is known to all who can read there.
-
-
 DIGEST_BYTES = 32
 _MOST_KEY_BYTES = blake2b.MAX_KEY_SIZE
 
 
 class Signer:
-    """Checksums by one key. Pieces, metadata and dead letters have different ones, so that none passes for another."""
+    """Checksums by one key (BLAKE2b, RFC 7693, in its keyed mode) over everything that is read back.
+
+    Pieces, metadata and dead letters have different ones, so that none passes for another.
+    """
 
     def __init__(self, key: bytes) -> None:
         self._key = key if len(key) <= _MOST_KEY_BYTES else blake2b(key).digest()
@@ -160,14 +148,12 @@ class Signer:
         return blake2b(data, key=self._key, digest_size=DIGEST_BYTES, person=b"ftlayer " + kind)
 
     def digest(self, data: bytes) -> bytes:
-        """Return the checksum of a piece that is here as a whole."""
         return self.hasher(data).digest()
 
     def metadata(self, data: bytes) -> bytes:
         return self.hasher(data, b"metadata").digest()
 
     def letters(self, name: str, data: bytes) -> bytes:
-        """Return the checksum of a file with dead letters, which goes by its name."""
         hasher = self.hasher(len(name.encode()).to_bytes(4, "big") + name.encode(), b"letters")
         hasher.update(data)
         return hasher.digest()

@@ -48,9 +48,6 @@ _CHECKPOINT = re.compile(r"chk-([0-9]+)")
 _SHARED_RANGE = re.compile(r"([0-9]+)\.([0-9]+)\.([^.]+)")
 
 
-# ---------------------------------------------------------------- URLs
-
-
 def is_local(url: str) -> bool:
     """Whether ``url`` is a path of this machine: without a scheme, or ``file:``."""
     return _LOCAL.match(url) is not None or _SCHEME.match(url) is None
@@ -73,7 +70,6 @@ def normal(url: str) -> str:
 
 
 def scheme_of(url: str) -> str:
-    """Return the scheme, "file" for a path of this machine."""
     match = _SCHEME.match(url)
     return "file" if is_local(url) or match is None else match[0].lower()
 
@@ -88,9 +84,6 @@ def parent(url: str) -> str:
 
 def last_name(url: str) -> str:
     return url.rstrip("/").rpartition("/")[2]
-
-
-# ---------------------------------------------------------------- directories
 
 
 def part(name: str) -> str:
@@ -137,9 +130,6 @@ def pieces_directory(checkpoint: Checkpoint) -> str:
     return parent(checkpoint.location)
 
 
-# ---------------------------------------------------------------- files
-
-
 @dataclass(frozen=True, slots=True)
 class FileName:
     """A slot's file. ``first`` to ``last``: the checkpoints it may get pieces for, 0 where its directory says it."""
@@ -157,7 +147,6 @@ class FileName:
 
 
 def new_unique() -> str:
-    """Return what makes a name unique: 64 random bits."""
     return secrets.token_hex(8)
 
 

@@ -31,19 +31,6 @@ from ftlayer.checkpoint.storage.files import (
     storage_errors,
 )
 from ftlayer.checkpoint.storage.keys import DIGEST_BYTES, Signer, key_of
-from ftlayer.checkpoint.storage.layout import (
-    METADATA,
-    RESULT,
-    SHARED,
-    checkpoint_number,
-    is_local,
-    job_directory,
-    join,
-    last_name,
-    normal,
-    parent,
-    pieces_directory,
-)
 from ftlayer.common.printable import described, shown_url
 from ftlayer.config import MIB
 from ftlayer.errors import (
@@ -84,7 +71,6 @@ class JobResult:
     savepoint: str = field(default="", repr=False)
 
     def __str__(self) -> str:
-        """Return it in a sentence, with what to do for a new run."""
         where = shown_url(self.savepoint)
         how = f"was stopped with savepoint {where}" if self.savepoint else "ended"
         goes_on = f"restore_from={where!r} goes on from there; " if self.savepoint else ""
@@ -102,7 +88,7 @@ def utc_text(ms: int) -> str:
 def put_result(config: CheckpointConfig, result: JobResult) -> None:
     """Keep a job's result; without a directory there is no place for it. Raises `CheckpointStorageError`."""
     if config.directory is not None:
-        _files(config.directory, result.name).publish(RESULT, json.dumps(asdict(result)).encode())
+        _files(config.directory, result.name).publish(layout.RESULT, json.dumps(asdict(result)).encode())
 
 
 def find_result(config: CheckpointConfig, name: str) -> JobResult | None:
@@ -113,25 +99,25 @@ def find_result(config: CheckpointConfig, name: str) -> JobResult | None:
     if config.directory is None:
         return None
     files = _files(config.directory, name)
-    if files.size(RESULT) is None:
+    if files.size(layout.RESULT) is None:
         return None
     try:
-        return JobResult(**json.loads(files.read(RESULT)))
+        return JobResult(**json.loads(files.read(layout.RESULT)))
     except (ValueError, TypeError) as error:
+        where = shown_url(layout.join(files.url, layout.RESULT))
         raise CheckpointDamagedError(
-            f"{shown_url(join(files.url, RESULT))} is not a job's result ({error}): whether {name!r} has ended is "
-            "not known. "
-            "Remove the file to have the job go on from its latest checkpoint, or begin anew where there is none"
+            f"{where} is not a job's result ({error}): whether {name!r} has ended is not known. Remove the file to "
+            "have the job go on from its latest checkpoint, or begin anew where there is none"
         ) from error
 
 
 def forget_result(config: CheckpointConfig, name: str) -> None:
     if config.directory is not None:
-        _files(config.directory, name).delete(RESULT)
+        _files(config.directory, name).delete(layout.RESULT)
 
 
 def _files(directory: str, name: str) -> Files:
-    return open_files(job_directory(directory, name))
+    return open_files(layout.job_directory(directory, name))
 
 
 MAGIC = b"FTLCHKPT"
@@ -194,7 +180,13 @@ def decode(data: bytes, location: str, signer: Signer) -> Checkpoint:
         raise CheckpointDamagedError(
             f"{shown_url(location)}: its metadata makes no sense: {described(error)}"
         ) from error
-    _check_paths(checkpoint, location)
+    # Files that it names are read and deleted: they have to lie where pieces lie.
+    for piece in all_pieces(checkpoint):
+        if piece.inline is None and not _is_ours(piece.path, checkpoint.kind):
+            raise CheckpointDamagedError(
+                f"{shown_url(location)}: its metadata refers to {piece.path!r}, which is not in the checkpoint's "
+                "directory"
+            )
     return replace(checkpoint, location=location)
 
 
@@ -219,24 +211,13 @@ def _writer_of(data: bytes) -> object:
         return None
 
 
-def _check_paths(checkpoint: Checkpoint, location: str) -> None:
-    """Files that the metadata names are read and deleted: they have to lie where pieces lie."""
-    for subtask in checkpoint.subtasks:
-        for piece in subtask.pieces():
-            if piece.inline is None and not _is_ours(piece.path, checkpoint.kind):
-                raise CheckpointDamagedError(
-                    f"{shown_url(location)}: its metadata refers to {piece.path!r}, which is not in the "
-                    "checkpoint's directory"
-                )
-
-
 def _is_ours(path: str, kind: str) -> bool:
     parts = PurePosixPath(path).parts
     if ".." in parts or "." in path.split("/") or path.startswith("/"):
         return False
     if kind == SnapshotKind.SAVEPOINT:
         return len(parts) == 1
-    return len(parts) == 2 and (parts[0] == SHARED or checkpoint_number(parts[0]) is not None)
+    return len(parts) == 2 and (parts[0] == layout.SHARED or layout.checkpoint_number(parts[0]) is not None)
 
 
 IN_MEMORY_BYTES = 64 * MIB
@@ -321,16 +302,18 @@ def load_checkpoint(url: str, key: bytes | None = None) -> Checkpoint:
     """
     location = located(url)
     files = open_files(location)
-    if files.size(METADATA) is None:
+    if files.size(layout.METADATA) is None:
         raise CheckpointStorageError(not_there(location))
-    base = location if checkpoint_number(last_name(location)) is None else parent(location)
-    return decode(files.read(METADATA), location, Signer(key_of(base, key)))
+    base = (
+        location if layout.checkpoint_number(layout.last_name(location)) is None else layout.parent(location)
+    )
+    return decode(files.read(layout.METADATA), location, Signer(key_of(base, key)))
 
 
 def located(url: str) -> str:
     """Return the location of the checkpoint that a user has named: its directory's URL."""
-    location = normal(url)
-    return parent(location) if last_name(location) == METADATA else location
+    location = layout.normal(url)
+    return layout.parent(location) if layout.last_name(location) == layout.METADATA else location
 
 
 def find_checkpoints(url: str) -> list[str]:
@@ -343,15 +326,15 @@ def find_checkpoints(url: str) -> list[str]:
     found: list[tuple[int, int, str]] = []
     for entry in files.walk():
         directory, _, name = entry.path.rpartition("/")
-        if name != METADATA:
+        if name != layout.METADATA:
             continue
         try:
             header = read_header(files.read(entry.path, 0, HEADER_BYTES))
         except CheckpointDamagedError:
             # Deleted since it was listed.
             continue
-        location = join(files.url, directory) if directory else files.url
-        number = checkpoint_number(last_name(location)) or 0
+        location = layout.join(files.url, directory) if directory else files.url
+        number = layout.checkpoint_number(layout.last_name(location)) or 0
         if header is None:
             found.append((entry.modified_ms, number, location))
         else:
@@ -370,7 +353,7 @@ def read_each(
         try:
             yield location, read(location)
         except CheckpointError as error:
-            if open_files(location).size(METADATA) is not None:
+            if open_files(location).size(layout.METADATA) is not None:
                 yield location, error
 
 
@@ -379,7 +362,7 @@ def verify_checkpoint(checkpoint: Checkpoint, key: bytes | None, crew: StoragePo
 
     ``key``: as for `load_checkpoint`; with a checkpoint in driver memory it has to be given.
     """
-    base = pieces_directory(checkpoint)
+    base = layout.pieces_directory(checkpoint)
     if not base and key is None:
         raise CheckpointStorageError("a checkpoint in driver memory cannot be checked without its key")
     files = open_files(base) if base else None
@@ -409,9 +392,10 @@ def check_present(files: Files, checkpoint: Checkpoint, crew: StoragePool) -> No
     for (path, end), size in zip(ends.items(), sizes, strict=True):
         if size is None or size < end:
             there = "is not there any more" if size is None else f"has {size:,} bytes, {end:,} were written"
+            where = shown_url(layout.join(files.url, path))
             raise CheckpointStorageError(
-                f"checkpoint {checkpoint.checkpoint} is not published: {shown_url(join(files.url, path))} {there}; "
-                "does something else remove files from there?"
+                f"checkpoint {checkpoint.checkpoint} is not published: {where} {there}; does something else remove "
+                "files from there?"
             )
 
 
@@ -425,7 +409,6 @@ def all_pieces(checkpoint: Checkpoint) -> list[Piece]:
 
 
 def files_of(checkpoints: Iterable[Checkpoint]) -> set[str]:
-    """Return the paths of all files that checkpoints refer to."""
     return paths_of(piece for one in checkpoints for piece in all_pieces(one))
 
 
@@ -436,12 +419,12 @@ def _distinct(checkpoint: Checkpoint) -> list[Piece]:
 def check_directory(url: str) -> None:
     """Raise `ConfigError` for a directory of this machine that is not there; object stores know no empty ones."""
     location = located(url)
-    if is_local(location) and not Path(location).is_dir():
+    if layout.is_local(location) and not Path(location).is_dir():
         raise ConfigError(_no_directory(location))
 
 
 def not_there(location: str) -> str:
-    if is_local(location) and not Path(location).is_dir():
+    if layout.is_local(location) and not Path(location).is_dir():
         return _no_directory(location)
     below = find_checkpoints(location)
     if not below:
@@ -480,14 +463,10 @@ def is_bound(path: str, checkpoint: int) -> bool:
 def orphans(
     paths: Iterable[str], used: Collection[str], completed: Collection[int], latest: int, is_alive: IsAlive
 ) -> list[str]:
-    """Return the paths that can be removed.
+    """Return those of a run's ``paths`` that can be removed.
 
-    Args:
-        paths: files of the run, relative to its directory.
-        used: those that completed checkpoints refer to.
-        completed: numbers of the completed checkpoints that are kept.
-        latest: the last completed one.
-        is_alive: whether an instance may still write.
+    ``used``: those that completed checkpoints refer to; ``completed``: the numbers of those that are kept, ``latest``
+    the last one; ``is_alive``: whether an instance may still write.
     """
     return [path for path in paths if path not in used and _is_orphan(path, completed, latest, is_alive)]
 
@@ -564,27 +543,15 @@ def sweep_earlier_runs(directory: str, job: str, run: str, key: bytes | None = N
 def job_directories(url: str) -> list[Files]:
     """Return the directories of all jobs at or below ``url``, which are those that drivers have claimed."""
     files = open_files(located(url))
-    claims = (
-        entry.path
-        for entry in files.walk()
-        if f"/{entry.path}".rpartition("/")[0].endswith(f"/{layout.OWNERS}")
-    )
-    return [
-        open_files(layout.join(files.url, name) if name else files.url)
-        for name in sorted({layout.parent(layout.parent(each)) for each in claims})
-    ]
+    owners = {layout.parent(entry.path) for entry in files.walk()}
+    names = sorted({layout.parent(each) for each in owners if layout.last_name(each) == layout.OWNERS})
+    return [open_files(layout.join(files.url, name) if name else files.url) for name in names]
 
 
 def job_above(url: str) -> str | None:
     run = layout.parent(located(url))
-    return next(
-        (
-            each
-            for each in (run, layout.parent(run))
-            if layout.last_name(each) and open_files(each).walk(layout.OWNERS)
-        ),
-        None,
-    )
+    above = (each for each in (run, layout.parent(run)) if layout.last_name(each))
+    return next((each for each in above if open_files(each).walk(layout.OWNERS)), None)
 
 
 def left_behind(

@@ -11,7 +11,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -19,27 +19,9 @@ from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.custom_storage import serve
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, Piece, Scope, SubtaskSnapshot
-from ftlayer.checkpoint.storage import layout
+from ftlayer.checkpoint.storage import layout, loading
 from ftlayer.checkpoint.storage.files import Files, LocalFiles, StoragePool, open_files, raise_together
 from ftlayer.checkpoint.storage.keys import Signer, key_of, packed_key
-from ftlayer.checkpoint.storage.loading import (
-    all_pieces,
-    check_present,
-    delete_directory,
-    delete_savepoint,
-    discard_checkpoint,
-    encode,
-    fetch_piece,
-    files_of,
-    find_checkpoints,
-    is_bound,
-    is_settled,
-    load_checkpoint,
-    open_piece,
-    orphans,
-    shared_paths,
-    verify_checkpoint,
-)
 from ftlayer.checkpoint.storage.writer import Amplification, FileLane, FileWriter, PieceWriter, given_up
 from ftlayer.common.secret_files import unused
 from ftlayer.errors import (
@@ -55,21 +37,19 @@ Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 
-# Second copies of a slot's files on its own disk, for a quick restore (task-local recovery in Flink).
-#
-# ```
-# <local_recovery>/<job>/<run>/slot-<n>/_lock, chk-<n>/…, shared/…
-# ```
-#
-# The instances that run a slot one after the other share its directory: what one that was killed has left is what
-# the next one restores from. A copy that is missing or does not fit is ignored.
-
-
 LOCK = "_lock"
 
 
 class LocalCopies:
-    """The directory of one slot. Raises OSError if it cannot be made."""
+    """Second copies of a slot's files on its own disk, for a quick restore (task-local recovery in Flink).
+
+    ```
+    <local_recovery>/<job>/<run>/slot-<n>/_lock, chk-<n>/…, shared/…
+    ```
+
+    The instances that run a slot one after the other share its directory: what one that was killed has left is what
+    the next one restores from. A copy that is missing or does not fit is ignored. OSError if it cannot be made.
+    """
 
     def __init__(self, directory: str, job: str, run: str, slot: int) -> None:
         own_run = Path(layout.run_directory(directory, job, run))
@@ -77,7 +57,16 @@ class LocalCopies:
         self._root.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self._root)
         self.files = LocalFiles(str(self._root))
-        _remove_dead(Path(layout.job_directory(directory, job)), except_run=layout.part(run))
+        # What slots of earlier runs have left on this machine.
+        for slot_of_other in Path(layout.job_directory(directory, job)).glob("*/slot-*"):
+            # Others may have put anything there: no link is followed, and what is theirs stays.
+            if slot_of_other.parent.name != layout.part(run) and not slot_of_other.parent.is_symlink():
+                with (
+                    contextlib.suppress(OSError),
+                    unused(slot_of_other, os.O_DIRECTORY),
+                    unused(slot_of_other / LOCK, os.O_RDWR),
+                ):
+                    _remove(slot_of_other)
 
     def completed(self, checkpoint: int, shared: Iterable[str]) -> None:
         """Remove copies for older checkpoints, and of shared files but those of these paths."""
@@ -113,30 +102,18 @@ def _lock(directory: Path) -> int | None:
     return descriptor
 
 
-def _remove_dead(job: Path, except_run: str) -> None:
-    """Remove what slots of earlier runs have left on this machine."""
-    for slot in job.glob("*/slot-*"):
-        # Others may have put anything there: no link is followed, and what is theirs stays.
-        if slot.parent.name != except_run and not slot.parent.is_symlink():
-            with contextlib.suppress(OSError), unused(slot, os.O_DIRECTORY), unused(slot / LOCK, os.O_RDWR):
-                _remove(slot)
-
-
 def _remove(slot: Path) -> None:
-    shutil.rmtree(slot, onerror=_report_of_local_copies)
+    def report(_function: object, path: str, error: tuple[object, BaseException, object]) -> None:
+        if not isinstance(error[1], FileNotFoundError):
+            logger.warning("a local copy of a part of a checkpoint cannot be removed: %s: %s", path, error[1])
+
+    shutil.rmtree(slot, onerror=report)
     # The run's and the job's directories go with the last slot's.
     for directory in (slot.parent, slot.parent.parent):
         try:
             directory.rmdir()
         except OSError:
             return
-
-
-def _report_of_local_copies(
-    _function: object, path: str, error: tuple[object, BaseException, object]
-) -> None:
-    if not isinstance(error[1], FileNotFoundError):
-        logger.warning("a local copy of a part of a checkpoint cannot be removed: %s: %s", path, error[1])
 
 
 ACROSS_SPAN = 15
@@ -154,8 +131,6 @@ MOST_GIVEN_UP = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class WriterName:
-    """Who writes: part of every file's name."""
-
     slot: int
     epoch: int
     instance: str
@@ -168,7 +143,7 @@ class WriterName:
 class SlotStorage:
     """The storage as one slot instance sees it. For several threads at once.
 
-    Here is what driver memory and directories share: savepoints, reading, and when writers end.
+    Here is what driver memory and directories share (savepoints, reading, and when writers end), and driver memory.
 
     ``location``: the directory that paths of checkpoints' pieces are relative to (those of a savepoint are relative
     to the savepoint's); "" for driver memory. New checkpoints may refer to pieces of restored ones only if those
@@ -223,11 +198,10 @@ class SlotStorage:
         ``location`` is the directory its path is relative to (`pieces_directory`, for inline ones too, since it says
         which key they are signed with). What the slot has a local copy of is read from there.
         """
-        return self._read(open_piece, location, piece)
+        return self._read(loading.open_piece, location, piece)
 
     def fetch(self, location: str, piece: Piece, path: Path) -> None:
-        """Write a piece into a new local file; errors as `open`."""
-        self._read(functools.partial(fetch_piece, path=path), location, piece)
+        self._read(functools.partial(loading.fetch_piece, path=path), location, piece)
 
     def adopt(self, location: str, pieces: Sequence[Piece]) -> list[Piece] | None:
         """Return SHARED pieces of a restored checkpoint as new ones may refer to them; None: they are to be written.
@@ -257,7 +231,6 @@ class SlotStorage:
                 self._later(functools.partial(self._tidy, checkpoint))
 
     def aborted(self, checkpoint: int) -> None:
-        """The checkpoint was given up: `PieceWriter.discard` for its writer, if there is one."""
         with self._lock:
             self._latest = max(self._latest, checkpoint)
             entry = self._writers.pop(checkpoint, None)
@@ -279,16 +252,13 @@ class SlotStorage:
             if isinstance(writer, FileWriter):
                 writer.release()
 
-    # ---------------------------------------------------------------- for subclasses
-
     def _checkpoint_writer(self, barrier: Barrier) -> PieceWriter:
-        raise NotImplementedError
+        return MemoryWriter(self._signer, self._config.max_memory_state)
 
     def _tidy(self, checkpoint: int) -> None:
-        """Remove what a completed checkpoint has made useless."""
+        pass
 
     def _local(self, location: str, piece: Piece) -> Files | None:
-        """Return the directory of local copies if there may be one of this piece."""
         return None
 
     def _later(self, work: Callable[[], None]) -> None:
@@ -296,21 +266,15 @@ class SlotStorage:
         self._upkeep.submit(work).add_done_callback(_report)
 
     def _savepoint_writer(self, barrier: Barrier) -> PieceWriter:
-        files = open_files(barrier.location)
-        lane = FileLane(
-            files, None, lambda _first, _last: self._seat.file_name(), buffer_bytes=self._buffer_bytes
-        )
-        return FileWriter(
-            lambda: barrier.checkpoint,
-            lane,
-            lane,
-            self._signer,
-            self._config.memory_threshold,
-            lambda _owner, _pieces: set(),
-            own=(lane,),
-        )
+        files, threshold = open_files(barrier.location), self._config.memory_threshold
+        name = self._seat.file_name
+        lane = FileLane(files, None, lambda _first, _last: name(), buffer_bytes=self._buffer_bytes)
 
-    # ---------------------------------------------------------------- reading
+        def wasteful(_owner: str, _pieces: Iterable[Piece]) -> set[str]:
+            return set()
+
+        number = barrier.checkpoint
+        return FileWriter(lambda: number, lane, lane, self._signer, threshold, wasteful, own=(lane,))
 
     def _read(
         self, read: Callable[[Files | None, Piece, Signer], Result], location: str, piece: Piece
@@ -354,18 +318,15 @@ class FileSlotStorage(SlotStorage):
         most = config.max_file_size
         if config.file_merging_across and self._files.appends:
             self._across = self._lane(self._shared_path, span=ACROSS_SPAN, reach=ACROSS_SPAN, max_bytes=most)
-        self._log_lane = self._lane(self._log_path, span=LOG_SPAN, reach=LOG_REACH, max_bytes=most)
+
+        def log_path(first: int, last: int) -> str:
+            return self._shared_path(first, last if first else layout.NEVER)
+
+        self._log_lane = self._lane(log_path, span=LOG_SPAN, reach=LOG_REACH, max_bytes=most)
 
     def log_writer(self) -> PieceWriter:
-        return FileWriter(
-            lambda: self._latest,
-            self._log_lane,
-            self._log_lane,
-            self._signer,
-            -1,
-            self._amplification.report,
-            own=(),
-        )
+        lane, wasteful = self._log_lane, self._amplification.report
+        return FileWriter(lambda: self._latest, lane, lane, self._signer, -1, wasteful, own=())
 
     def close(self, *, over: bool = False) -> None:
         super().close(over=over)
@@ -409,9 +370,6 @@ class FileSlotStorage(SlotStorage):
     def _shared_path(self, first: int, last: int) -> str:
         return layout.join(layout.SHARED, self._seat.file_name(first, last))
 
-    def _log_path(self, first: int, last: int) -> str:
-        return self._shared_path(first, last if first else layout.NEVER)
-
     def adopt(self, location: str, pieces: Sequence[Piece]) -> list[Piece] | None:
         if location == self.location:
             return list(pieces)
@@ -420,8 +378,7 @@ class FileSlotStorage(SlotStorage):
             return None
         job, mine, theirs = (
             open_files(layout.parent(location)),
-            layout.last_name(self.location),
-            layout.last_name(location),
+            *map(layout.last_name, (self.location, location)),
         )
         here: dict[str, str] = {}
         try:
@@ -430,10 +387,8 @@ class FileSlotStorage(SlotStorage):
                 if name is None:
                     return None
                 # Under its own mark: who looks for checkpoints that share nothing knows it by that.
-                seat = replace(
-                    name, slot=self._seat.slot, epoch=self._seat.epoch, instance=self._seat.instance
-                )
-                here[path] = layout.join(layout.SHARED, str(replace(seat, first=0, last=layout.NEVER)))
+                own = replace(name, **asdict(self._seat), first=0, last=layout.NEVER)
+                here[path] = layout.join(layout.SHARED, str(own))
                 if not job.copy(layout.join(theirs, path), layout.join(mine, here[path])):
                     return None
         except CheckpointError as error:
@@ -457,11 +412,8 @@ def _local_copies(config: CheckpointConfig, job: str, run: str, slot: int) -> Lo
     try:
         return LocalCopies(config.local_recovery, job, run, slot)
     except OSError as error:
-        logger.warning(
-            "no local copies (local_recovery): %s: %s",
-            layout.job_directory(config.local_recovery, job),
-            error,
-        )
+        where = layout.job_directory(config.local_recovery, job)
+        logger.warning("no local copies (local_recovery): %s: %s", where, error)
         return None
 
 
@@ -500,24 +452,13 @@ class MemoryWriter:
             raise given_up()
 
     def close(self) -> None:
-        """See `PieceWriter.close`."""
+        pass
 
     def discard(self) -> None:
         self._is_discarded = True
 
 
-class MemorySlotStorage(SlotStorage):
-    """Without a directory; savepoints go to files all the same."""
-
-    def __init__(self, config: CheckpointConfig, seat: WriterName, key: bytes) -> None:
-        super().__init__(config, seat, key, "")
-
-    def _checkpoint_writer(self, barrier: Barrier) -> PieceWriter:
-        return MemoryWriter(self._signer, self._config.max_memory_state)
-
-
 def too_large(what: str, length: int, most: int) -> CheckpointStorageError:
-    """Return the error for a state that does not go into the driver's memory."""
     return CheckpointStorageError(
         f"{what} has {length:,} bytes or more, and without a directory checkpoints are kept in the driver's memory, up "
         f"to {most:,} bytes for each subtask: set CheckpointConfig.directory, or raise max_memory_state"
@@ -527,7 +468,8 @@ def too_large(what: str, length: int, most: int) -> CheckpointStorageError:
 class DriverStorage:
     """The storage as the driver sees it: publishes, finds and removes whole checkpoints.
 
-    Here is what driver memory and directories share: savepoints, and all that is named by its URL.
+    Here is what driver memory and directories share (savepoints, and all that is named by its URL), and driver memory:
+    the coordinator itself holds the checkpoints, there is nothing to find or to remove.
     """
 
     def __init__(self, config: CheckpointConfig, job: str, key: bytes) -> None:
@@ -548,7 +490,7 @@ class DriverStorage:
             return self._publish(checkpoint)
         files = open_files(location)
         savepoint = replace(checkpoint, location=files.url)
-        check_present(files, savepoint, self._crew)
+        loading.check_present(files, savepoint, self._crew)
         if self._config.key is None:
             # It has to be readable wherever it is moved to.
             files.put_new(layout.KEY, packed_key(self._key))
@@ -574,15 +516,15 @@ class DriverStorage:
 
     def completed(self, job: str) -> list[str]:
         """Return the locations of the checkpoints of a job (of all its runs), the latest first."""
-        raise NotImplementedError
+        return []
 
     def load(self, location: str) -> Checkpoint:
         """Read a checkpoint or savepoint; `CheckpointDamagedError`, `CheckpointStorageError` if that cannot be."""
-        return load_checkpoint(location, self._key_of(layout.normal(location)))
+        return loading.load_checkpoint(location, self._key_of(layout.normal(location)))
 
     def verify(self, checkpoint: Checkpoint) -> None:
         """Read everything that it refers to; `CheckpointDamagedError` names what is missing or does not fit."""
-        verify_checkpoint(checkpoint, self._key_of(checkpoint.location), self._crew)
+        loading.verify_checkpoint(checkpoint, self._key_of(checkpoint.location), self._crew)
 
     def discard(self, checkpoint: Checkpoint, keep: Iterable[Checkpoint]) -> None:
         """Remove a checkpoint: its own files, and shared ones that none of ``keep`` refers to.
@@ -591,7 +533,7 @@ class DriverStorage:
         else is removed; `sweep` tries again.
         """
         if checkpoint.location:
-            discard_checkpoint(checkpoint, keep, self._crew)
+            loading.discard_checkpoint(checkpoint, keep, self._crew)
 
     def discard_parts(
         self,
@@ -608,7 +550,7 @@ class DriverStorage:
         if checkpoint in self._undecided:
             return
         if location:
-            raise_together(delete_savepoint(open_files(location), self._crew), location)
+            raise_together(loading.delete_savepoint(open_files(location), self._crew), location)
         else:
             self._discard_parts(checkpoint, parts, keep)
 
@@ -617,31 +559,35 @@ class DriverStorage:
 
         ``keep``: all completed checkpoints. ``is_alive(instance)``: whether an instance of a slot may still write.
         """
-        raise NotImplementedError
+        return iter(())
 
     def close(self, keep: Iterable[Checkpoint]) -> None:
         """The run is over: remove everything of it but ``keep``."""
         self._crew.close()
 
     def _publish(self, checkpoint: Checkpoint) -> Checkpoint:
-        raise NotImplementedError
+        for subtask in checkpoint.subtasks:
+            length = sum(piece.length for piece in subtask.pieces())
+            if length > self._config.max_memory_state:
+                name = f"the snapshot of {subtask.uid}[{subtask.subtask}]"
+                raise too_large(name, length, self._config.max_memory_state)
+        return replace(checkpoint, location="")
 
     def _discard_parts(
         self, checkpoint: int, parts: Iterable[SubtaskSnapshot], keep: Iterable[Checkpoint]
     ) -> None:
-        """As `discard_parts` for a checkpoint."""
+        pass
 
     def _write_metadata(self, files: Files, path: str, checkpoint: Checkpoint) -> None:
         """Publish it. Where that fails it may be there all the same: remove it, or remember that it may be."""
         try:
-            files.publish(path, encode(checkpoint, self._signer))
+            files.publish(path, loading.encode(checkpoint, self._signer))
         except BaseException:
             self._undecided[checkpoint.checkpoint] = files, path
             self.undecided()
             raise
 
     def _is_decided(self, checkpoint: int) -> None:
-        """It is not there, and will not be."""
         del self._undecided[checkpoint]
 
     def _key_of(self, location: str) -> bytes | None:
@@ -682,7 +628,7 @@ class FileDriverStorage(DriverStorage):
         self._unsettled: set[str] = set()
 
     def completed(self, job: str) -> list[str]:
-        return find_checkpoints(layout.job_directory(self._directory, job))
+        return loading.find_checkpoints(layout.job_directory(self._directory, job))
 
     def discard(self, checkpoint: Checkpoint, keep: Iterable[Checkpoint]) -> None:
         if layout.pieces_directory(checkpoint) != self._run:
@@ -691,23 +637,23 @@ class FileDriverStorage(DriverStorage):
         with self._lock:
             self._published.pop(checkpoint.checkpoint, None)
             self._latest = max(self._latest, checkpoint.checkpoint)
-            self._unsettled |= shared_paths(all_pieces(checkpoint))
+            self._unsettled |= loading.shared_paths(loading.all_pieces(checkpoint))
             shared = self._take_settled(keep)
         name = layout.checkpoint_name(checkpoint.checkpoint)
-        errors = delete_directory(self._files, name, self._crew)
+        errors = loading.delete_directory(self._files, name, self._crew)
         errors += self._crew.delete(self._files, shared)
         raise_together(errors, checkpoint.location)
 
     def _discard_parts(
         self, checkpoint: int, parts: Iterable[SubtaskSnapshot], keep: Iterable[Checkpoint]
     ) -> None:
-        shared = shared_paths(piece for snapshot in parts for piece in snapshot.pieces())
+        shared = loading.shared_paths(piece for snapshot in parts for piece in snapshot.pieces())
         with self._lock:
             used = self._used(keep)
-            bound = [path for path in shared - used if is_bound(path, checkpoint)]
+            bound = [path for path in shared - used if loading.is_bound(path, checkpoint)]
             # Later checkpoints may refer to the others: a changelog goes on after a checkpoint was given up.
             self._unsettled |= shared - used - set(bound)
-        errors = delete_directory(self._files, layout.checkpoint_name(checkpoint), self._crew)
+        errors = loading.delete_directory(self._files, layout.checkpoint_name(checkpoint), self._crew)
         errors += self._crew.delete(self._files, bound)
         raise_together(errors, layout.join(self._run, layout.checkpoint_name(checkpoint)))
 
@@ -717,7 +663,9 @@ class FileDriverStorage(DriverStorage):
         with self._lock:
             used = self._used(kept)
             completed = {one.checkpoint for one in kept} | set(self._published)
-            found = orphans((entry.path for entry in entries), used, completed, self._latest, is_alive)
+            found = loading.orphans(
+                (entry.path for entry in entries), used, completed, self._latest, is_alive
+            )
         errors = []
         for path in found:
             failed = self._crew.delete(self._files, (path,))
@@ -731,10 +679,10 @@ class FileDriverStorage(DriverStorage):
         raise_together(errors, self._run)
 
     def close(self, keep: Iterable[Checkpoint]) -> None:
-        """See `DriverStorage.close`. The job's key stays: other runs have it too."""
+        # The job's key stays: other runs have it too.
         kept = [one for one in keep if layout.pieces_directory(one) == self._run]
         try:
-            used = files_of(kept)
+            used = loading.files_of(kept)
             used |= {layout.join(layout.checkpoint_name(one.checkpoint), layout.METADATA) for one in kept}
             entries = [entry.path for entry in self._files.walk() if entry.path not in used]
             # Without its metadata a checkpoint is none: a half-removed one is not found.
@@ -755,9 +703,9 @@ class FileDriverStorage(DriverStorage):
         name = layout.checkpoint_name(number)
         located = replace(checkpoint, location=layout.join(self._run, name))
         with self._lock:
-            self._published[number] = files_of([checkpoint])
+            self._published[number] = loading.files_of([checkpoint])
         try:
-            check_present(self._files, located, self._crew)
+            loading.check_present(self._files, located, self._crew)
             self._write_metadata(self._files, layout.join(name, layout.METADATA), located)
         except BaseException:
             if number not in self._undecided:
@@ -777,7 +725,7 @@ class FileDriverStorage(DriverStorage):
         """Return the shared files that are no longer needed, and forget them."""
         used = self._used(keep)
         self._unsettled -= used
-        settled = [path for path in self._unsettled if is_settled(path, self._latest)]
+        settled = [path for path in self._unsettled if loading.is_settled(path, self._latest)]
         self._unsettled.difference_update(settled)
         return settled
 
@@ -785,28 +733,9 @@ class FileDriverStorage(DriverStorage):
         used: set[str] = set().union(*self._published.values())
         for one in keep:
             if layout.pieces_directory(one) == self._run:
-                used |= files_of([one])
+                used |= loading.files_of([one])
                 self._latest = max(self._latest, one.checkpoint)
         return used
-
-
-class MemoryDriverStorage(DriverStorage):
-    """Without a directory: the coordinator itself holds the checkpoints, there is nothing to find or to remove."""
-
-    def completed(self, job: str) -> list[str]:
-        """See `DriverStorage.completed`: none that a later run could find."""
-        return []
-
-    def sweep(self, keep: Iterable[Checkpoint], is_alive: Callable[[str], bool]) -> Iterator[str]:
-        return iter(())
-
-    def _publish(self, checkpoint: Checkpoint) -> Checkpoint:
-        for subtask in checkpoint.subtasks:
-            length = sum(piece.length for piece in subtask.pieces())
-            if length > self._config.max_memory_state:
-                name = f"the snapshot of {subtask.uid}[{subtask.subtask}]"
-                raise too_large(name, length, self._config.max_memory_state)
-        return replace(checkpoint, location="")
 
 
 def absolute(config: CheckpointConfig) -> CheckpointConfig:
@@ -814,13 +743,9 @@ def absolute(config: CheckpointConfig) -> CheckpointConfig:
 
     To be called in the driver, before the options go anywhere.
     """
-    return replace(
-        config,
-        directory=None if config.directory is None else layout.normal(config.directory),
-        savepoint_directory=None
-        if config.savepoint_directory is None
-        else layout.normal(config.savepoint_directory),
-    )
+    places = (config.directory, config.savepoint_directory)
+    directory, savepoints = (None if place is None else layout.normal(place) for place in places)
+    return replace(config, directory=directory, savepoint_directory=savepoints)
 
 
 def slot_storage(
@@ -828,18 +753,13 @@ def slot_storage(
 ) -> SlotStorage:
     """Return the storage of one slot instance.
 
-    Args:
-        config: the options, with absolute paths (`absolute`).
-        job: name of the topology.
-        run: unique name of this execution; it is part of the path.
-        slot, epoch, instance: who writes; they are part of the names of its files.
-        key: `storage_key`, as the driver got it.
-
+    ``config`` has absolute paths (`absolute`), ``key`` is what the driver got by `storage_key`. ``run`` is part of the
+    path, ``slot``, ``epoch`` and ``instance`` are parts of the names of files.
     Raises `ConfigError` for a URL that fsspec does not know, or a relative path.
     """
     seat = WriterName(slot, epoch, instance)
     if config.directory is None:
-        return MemorySlotStorage(config, seat, key)
+        return SlotStorage(config, seat, key, "")
     if layout.is_local(config.directory) and layout.normal(config.directory) != config.directory:
         raise ConfigError(
             f"directory: {config.directory!r} means another place in each process; expected an absolute path"
@@ -852,5 +772,5 @@ def slot_storage(
 def driver_storage(config: CheckpointConfig, job: str, run: str, key: bytes) -> DriverStorage:
     """Return the storage as the driver of one execution sees it; arguments as `slot_storage`."""
     if config.directory is None:
-        return MemoryDriverStorage(config, job, key)
+        return DriverStorage(config, job, key)
     return FileDriverStorage(config, job, run, key)

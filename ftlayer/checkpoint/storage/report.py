@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgpack
 
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
-from ftlayer.checkpoint.storage.files import Files, open_files, raised
+from ftlayer.checkpoint.storage.files import open_files, raised
 from ftlayer.checkpoint.storage.layout import LAST_REPORT, job_directory, join, last_name
 from ftlayer.common.printable import shown_url
 from ftlayer.errors import CheckpointDamagedError, CheckpointError, MalformedRequestError
@@ -51,22 +51,12 @@ def find_reports(url: str, broken: Callable[[CheckpointError], None] = raised) -
     for entry in kept[:MOST_REPORTS]:
         location = join(files.url, entry.path)
         try:
-            data = _data(files, entry.path)
-            if data is not None:
-                found.append(LastReport(location, _read(location, data)))
+            found.append(LastReport(location, _read(location, files.read(entry.path))))
         except CheckpointError as error:
-            broken(error)
+            # Its job may have removed it meanwhile.
+            if not isinstance(error.__cause__, FileNotFoundError):
+                broken(error)
     return sorted(found, key=lambda report: report.job.at_ms, reverse=True)
-
-
-def _data(files: Files, path: str) -> bytes | None:
-    """Return what a file holds; None where its job has removed it meanwhile."""
-    try:
-        return files.read(path)
-    except CheckpointDamagedError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return None
-        raise
 
 
 def _read(location: str, data: bytes) -> JobDetails:
@@ -74,13 +64,12 @@ def _read(location: str, data: bytes) -> JobDetails:
         fields = unpack_map(data, "report", ("format", "job"))
         if fields["format"] != _FORMAT:
             raise MalformedRequestError(f"format {fields['format']!r}")
-        job = _DETAILS.unpack(fields["job"], "job")
+        job: JobDetails = _DETAILS.unpack(fields["job"], "job")
     except MalformedRequestError as error:
         raise CheckpointDamagedError(
             f"{shown_url(location)} is not what a job's driver has said last ({error}): it may be of a newer "
             "ftlayer, or damaged; remove the file to go on without it"
         ) from error
-    assert isinstance(job, JobDetails)
     return job
 
 
@@ -89,6 +78,9 @@ Facts = dict[str, Any]
 
 def summary(checkpoint: Checkpoint) -> Facts:
     """Return one line of a list: bytes, milliseconds, wall clock in ms since 1970."""
+    parts = checkpoint.subtasks
+    pieces = sum(piece.length for part in parts for piece in part.pieces())
+    items = sum(len(item) for part in parts for state in part.operators for item in state.items)
     return {
         "location": shown_url(checkpoint.location),
         "checkpoint": checkpoint.checkpoint,
@@ -97,8 +89,8 @@ def summary(checkpoint: Checkpoint) -> Facts:
         "run": checkpoint.run,
         "completed_ms": checkpoint.completed_ms,
         "duration_ms": checkpoint.completed_ms - checkpoint.started_ms,
-        "state_bytes": _state_bytes(checkpoint.subtasks),
-        "written_bytes": sum(part.written_bytes for part in checkpoint.subtasks),
+        "state_bytes": pieces + items,
+        "written_bytes": sum(part.written_bytes for part in parts),
         "unaligned": checkpoint.unaligned,
     }
 
@@ -110,19 +102,17 @@ def details(checkpoint: Checkpoint) -> Facts:
         "started_ms": checkpoint.started_ms,
         "max_parallelism": checkpoint.max_parallelism,
         "operators": [{**asdict(operator), "keys": list(operator.keys)} for operator in checkpoint.operators],
-        "sizes": [_sizes(uid, parts) for uid, parts in _by_chain(checkpoint.subtasks).items()],
+        "sizes": [
+            _sizes(uid, [part for part in checkpoint.subtasks if part.uid == uid])
+            for uid in dict.fromkeys(part.uid for part in checkpoint.subtasks)
+        ],
         "subtasks": [
             {"chain": part.uid, "subtask": part.subtask, **asdict(part.times)} for part in checkpoint.subtasks
         ],
         "positions": [
-            {
-                "source": part.uid,
-                "subtask": part.subtask,
-                "partition": partition,
-                "position": _readable(position),
-            }
+            {"source": part.uid, "subtask": part.subtask, "partition": name, "position": _readable(position)}
             for part in checkpoint.subtasks
-            for partition, position in sorted(part.positions.items())
+            for name, position in sorted(part.positions.items())
         ],
         "letters": _letters(checkpoint),
         "uncommitted": [
@@ -135,51 +125,32 @@ def details(checkpoint: Checkpoint) -> Facts:
 
 def _letters(checkpoint: Checkpoint) -> list[Facts]:
     """Return by chain how many letters came back to it, and how many of earlier checkpoints are in no file yet."""
-    back = {part.uid: 0 for part in checkpoint.subtasks}
-    for part in checkpoint.subtasks:
-        back[part.uid] += len(part.readmitted)
+    back = Counter(part.uid for part in checkpoint.subtasks for _ in part.readmitted)
     unwritten = Counter(letter.chain for batch in checkpoint.letters for letter in batch.letters)
     return [
-        {"chain": chain, "readmitted": back.get(chain, 0), "unwritten": unwritten[chain]}
+        {"chain": chain, "readmitted": back[chain], "unwritten": unwritten[chain]}
         for chain in sorted({*back, *unwritten})
-        if back.get(chain) or unwritten[chain]
     ]
 
 
 def _sizes(chain: str, parts: list[SubtaskSnapshot]) -> Facts:
     """Return sizes of a chain. Keyed state of its operators lies in the same pieces, so it has one size."""
     keyed = [part.keyed for part in parts if part.keyed is not None]
-    states: dict[str, int] = {}
-    for part in parts:
-        for state in part.operators:
-            states[state.operator] = states.get(state.operator, 0) + sum(map(len, state.items))
+    states: Counter[str] = Counter()
+    for state in (each for part in parts for each in part.operators):
+        states[state.operator] += sum(map(len, state.items))
     return {
         "chain": chain,
         "keyed_operators": sorted({table.operator for snapshot in keyed for table in snapshot.tables}),
         "keyed_tables": sorted({f"{table.operator}.{table.name}" for one in keyed for table in one.tables}),
         "keyed_bytes": sum(state.piece.length for snapshot in keyed for state in snapshot.pieces),
         "keyed_entries": sum(state.entries for snapshot in keyed for state in snapshot.pieces),
-        "operator_state_bytes": states,
+        "operator_state_bytes": dict(states),
         "in_flight_bytes": sum(channel.frames.length for part in parts for channel in part.channels),
         "in_flight_records": sum(channel.count for part in parts for channel in part.channels),
         "waiting_records": sum(part.waiting for part in parts),
         "written_bytes": sum(part.written_bytes for part in parts),
     }
-
-
-def _by_chain(parts: Iterable[SubtaskSnapshot]) -> dict[str, list[SubtaskSnapshot]]:
-    found: dict[str, list[SubtaskSnapshot]] = {}
-    for part in parts:
-        found.setdefault(part.uid, []).append(part)
-    return found
-
-
-def _state_bytes(parts: Iterable[SubtaskSnapshot]) -> int:
-    return sum(
-        sum(piece.length for piece in part.pieces())
-        + sum(len(item) for state in part.operators for item in state.items)
-        for part in parts
-    )
 
 
 def _readable(position: bytes) -> Any:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from hashlib import blake2b
 from itertools import chain
 from typing import Protocol
@@ -65,16 +68,15 @@ class PieceFile:
     def __init__(
         self, files: Files, copies: Files | None, path: str, last: int, buffer_bytes: int | None = None
     ) -> None:
-        self.path = path
-        self.last = last
+        self.path, self.last = path, last
         self.size = 0
         self.is_open = True
         self.is_retired = False
-        self._files = files
-        self._copies = copies
-        self._buffer_bytes = buffer_bytes
+        self._files, self._copies = files, copies
         self._output = files.create(path, buffer_bytes)
-        self._copy = None if copies is None else self._create_copy(copies)
+        self._copy: FileOutput | None = None
+        with _never_a_reason_to_fail():
+            self._copy = None if copies is None else copies.create(path, buffer_bytes)
         self._error: CheckpointStorageError | None = None
         self._is_dirty = False
         self._was_synced = False
@@ -87,13 +89,15 @@ class PieceFile:
             for chunk in chunks:
                 self._is_dirty = True
                 self._output.write(chunk)
-                self._write_copy(chunk)
+                if self._copy is not None:
+                    self._in_copy(partial(self._copy.write, chunk))
                 self.size += len(chunk)
         except CheckpointStorageError as error:
             self._fail(error)
             raise
         except BaseException:
-            self._take_back(begin)
+            if self._error is None and begin != self.size:
+                self._take_back(begin)
             raise
         return begin
 
@@ -168,57 +172,44 @@ class PieceFile:
             logger.warning("after a failed write: %s", second)
 
     def _take_back(self, begin: int) -> None:
-        if self._error is not None or begin == self.size:
-            return
         try:
             if self._output.rewind(begin):
                 self.size = begin
-                self._rewind_copy()
+                if self._copy is not None:
+                    self._in_copy(partial(self._copy.rewind, begin))
         except CheckpointStorageError as error:
             self._fail(error)
 
-    # ---------------------------------------------------------------- the local copy: never a reason to fail
-
-    def _create_copy(self, copies: Files) -> FileOutput | None:
-        try:
-            return copies.create(self.path, self._buffer_bytes)
-        except CheckpointStorageError as error:
-            _no_copy(error)
-            return None
-
-    def _write_copy(self, chunk: bytes) -> None:
-        if self._copy is not None:
-            try:
-                self._copy.write(chunk)
-            except CheckpointStorageError as error:
-                _no_copy(error)
-                self._drop_copy()
-
-    def _rewind_copy(self) -> None:
-        if self._copy is not None:
-            try:
-                self._copy.rewind(self.size)
-            except CheckpointStorageError as error:
-                _no_copy(error)
-                self._drop_copy()
+    def _in_copy(self, work: Callable[[], object]) -> None:
+        done = False
+        with _never_a_reason_to_fail():
+            work()
+            done = True
+        if not done:
+            self._drop_copy()
 
     def _close_copy(self) -> None:
-        if self._copy is not None:
-            copy, self._copy = self._copy, None
-            try:
+        copy, self._copy = self._copy, None
+        with _never_a_reason_to_fail():
+            if copy is not None:
                 copy.close()
-            except CheckpointStorageError as error:
-                _no_copy(error)
 
     def _drop_copy(self) -> None:
-        try:
-            if self._copy is not None:
-                copy, self._copy = self._copy, None
+        copy, self._copy = self._copy, None
+        with _never_a_reason_to_fail():
+            if copy is not None:
                 copy.abandon()
             elif self._copies is not None:
                 self._copies.delete(self.path)
-        except CheckpointStorageError as error:
-            _no_copy(error)
+
+
+@contextlib.contextmanager
+def _never_a_reason_to_fail() -> Iterator[None]:
+    """Do something with a local copy."""
+    try:
+        yield
+    except CheckpointStorageError as error:
+        logger.warning("there is no local copy of a part of a checkpoint: %s", error)
 
 
 class FileLane:
@@ -240,13 +231,9 @@ class FileLane:
         buffer_bytes: int | None = None,
     ) -> None:
         self.lock = threading.RLock()
-        self._files = files
-        self._copies = copies
-        self._name = name
-        self._span = span
-        self._reach = reach
-        self._max_bytes = max_bytes
-        self._buffer_bytes = buffer_bytes
+        self._files, self._copies, self._name = files, copies, name
+        self._span, self._reach = span, reach
+        self._max_bytes, self._buffer_bytes = max_bytes, buffer_bytes
         self._current: PieceFile | None = None
 
     def append(self, checkpoint: int, chunks: Iterable[bytes]) -> tuple[PieceFile, int]:
@@ -264,7 +251,6 @@ class FileLane:
                 file.retire()
 
     def leave(self, paths: Collection[str]) -> None:
-        """Append no more to a file that is one of ``paths``."""
         with self.lock:
             if self._current is not None and self._current.path in paths:
                 self.rotate()
@@ -285,10 +271,6 @@ class FileLane:
             last = checkpoint + self._span
             file = self._current = PieceFile(self._files, self._copies, path, last, self._buffer_bytes)
         return file
-
-
-def _no_copy(error: CheckpointStorageError) -> None:
-    logger.warning("there is no local copy of a part of a checkpoint: %s", error)
 
 
 GATHER_BYTES = MIB
@@ -320,14 +302,10 @@ class FileWriter:
         """``new_in_flight`` makes a lane of this writer alone for records in flight, which ``share_in_flight`` subtasks
         share; None: there are none.
         """
-        self._checkpoint = checkpoint
+        self._checkpoint, self._signer, self._threshold = checkpoint, signer, threshold
         self._lanes = {Scope.EXCLUSIVE: exclusive, Scope.SHARED: shared}
-        self._signer = signer
-        self._threshold = threshold
-        self._wasteful = wasteful
-        self._own = own
-        self._new_in_flight = new_in_flight
-        self._share_in_flight = share_in_flight
+        self._wasteful, self._own = wasteful, own
+        self._new_in_flight, self._share_in_flight = new_in_flight, share_in_flight
         self._in_flight: dict[str, FileLane] = {}
         self._lock = threading.Lock()
         self._touched: dict[PieceFile, FileLane] = {}
@@ -382,8 +360,8 @@ class FileWriter:
             return lane
 
     def wasteful(self, owner: str, pieces: Iterable[Piece]) -> set[str]:
-        """See `PieceWriter.wasteful`. What is written anew does not go into the same file."""
         found = self._wasteful(owner, pieces)
+        # What is written anew does not go into the same file.
         if found:
             self._lanes[Scope.SHARED].leave(found)
         return found
@@ -464,9 +442,6 @@ def given_up() -> SnapshotCancelledError:
     return SnapshotCancelledError("the checkpoint was given up while it was written")
 
 
-# ---------------------------------------------------------------- space amplification
-
-
 class Amplification:
     """Which shared files of a slot waste too much: kept for a few pieces, which their owners may write anew.
 
@@ -497,12 +472,8 @@ class Amplification:
 
 def _live_bytes(pieces: Iterable[Piece]) -> dict[str, int]:
     """Return by path what is of use in shared files, in bytes; a piece that is named twice counts once."""
-    runs = {
-        (piece.path, piece.offset, piece.length)
-        for piece in pieces
-        if piece.scope is Scope.SHARED and piece.inline is None
-    }
-    live: dict[str, int] = {}
-    for path, _, length in runs:
-        live[path] = live.get(path, 0) + length
+    shared = (each for each in pieces if each.scope is Scope.SHARED and each.inline is None)
+    live: Counter[str] = Counter()
+    for path, _, length in {(each.path, each.offset, each.length) for each in shared}:
+        live[path] += length
     return live

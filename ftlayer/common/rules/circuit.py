@@ -75,7 +75,6 @@ class Limit:
 
 
 def limit_of(given: str | int | None, where: str) -> Limit | None:
-    """Return the limit that a user gave, None where none was; errors as `Limit.of`."""
     return None if given is None else Limit.of(given, where)
 
 
@@ -148,7 +147,7 @@ class CircuitBreaker:
         if fails:
             self._open((records, failed), min(2 * self._pause_ms, LONGEST_PAUSE_MS), now_ms)
         else:
-            self._close()
+            self.state, self._pause_ms = CircuitState.CLOSED, 0
 
     def may_try(self, now_ms: int) -> bool:
         """Whether work may go on now; once the pause is over, the next outcome is the trial's."""
@@ -172,10 +171,6 @@ class CircuitBreaker:
         self._seen = seen
         self._pause_ms, self._until_ms = pause_ms, now_ms + pause_ms
         self._window.clear()
-
-    def _close(self) -> None:
-        self.state = CircuitState.CLOSED
-        self._pause_ms = 0
 
     def _add(self, records: int, failed: int, now_ms: int) -> None:
         second = now_ms // 1_000

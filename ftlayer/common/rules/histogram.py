@@ -33,7 +33,6 @@ class Histogram:
     __slots__ = ("bounds", "counts", "exemplars", "total")
 
     def __init__(self, bounds: Sequence[float] = LATENCY_BOUNDS) -> None:
-        """Begin with no observation. ``bounds`` ascend."""
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0

@@ -32,11 +32,6 @@ from ftlayer.errors import (
     UnsupportedError,
 )
 
-# When a record that failed is tried again: the rule of acker mode, of wrapped queries and of barrier mode.
-#
-# Pure: times are arguments, and what is random is a hash of the record and its attempt.
-
-
 BACKOFF = ("1s", "2s", "4s", "8s", "16s", "32s", "1m")
 """The pauses of every option called ``backoff`` where none are given: for any number of attempts."""
 
@@ -46,7 +41,7 @@ _MASK = (1 << 64) - 1
 
 
 class Retrying(Protocol):
-    """How often, and after which pauses, a record is tried again.
+    """How often, and after which pauses, a record is tried again, in every mode.
 
     Attributes:
         max_attempts: runs of a record, the first included; None: without end.
@@ -55,16 +50,13 @@ class Retrying(Protocol):
     """
 
     @property
-    def max_attempts(self) -> int | None:
-        """See the class."""
+    def max_attempts(self) -> int | None: ...
 
     @property
-    def backoff_ms(self) -> tuple[int, ...]:
-        """See the class."""
+    def backoff_ms(self) -> tuple[int, ...]: ...
 
     @property
-    def jitter(self) -> float:
-        """See the class."""
+    def jitter(self) -> float: ...
 
 
 class Ended(Protocol):
@@ -147,19 +139,16 @@ def _hash64(seed: int, attempt: int) -> int:
     return value ^ (value >> 31)
 
 
-# Whether starting again can mend a failure: both supervisors ask before their restart strategy is asked.
-#
-# The answer is False where the same program meets the same data again: a restart would find what it found before, only
-# later. What an error does not say by itself, its cause may; and where it comes as text, from a Python worker through
-# Spark's JVM, the traceback in it names the classes.
+# Whether starting again can mend a failure is asked before the restart strategy is. It cannot where the same program
+# meets the same data again. What an error does not say by itself, its cause may; and where it comes as text, from a
+# Python worker through Spark's JVM, the traceback in it names the classes.
 
-
-SPARK_CONDITIONS = (
+SPARK_CONDITIONS = [
     "COLUMN_ALREADY_EXISTS",
     "AMBIGUOUS_REFERENCE",
     "PARSE_SYNTAX_ERROR",
     "PYTHON_VERSION_MISMATCH",
-)
+]
 """Of Spark's error conditions, those that lie in the program alone. Tables and paths may come into being."""
 
 _NO_DIRECTORY = (NotADirectoryError, IsADirectoryError, FileExistsError)
@@ -236,14 +225,11 @@ def is_programs(error: BaseException) -> bool:
     the moment. The first error that knows decides, as in `lasting`; but a path that is none is so in any storage.
     """
     for each in _causes(error):
-        if isinstance(each, FTLayerError) and each.is_programs:
-            return True
-        if (
-            isinstance(each, FTLayerError)
-            and each.recoverable is not None
-            and not isinstance(each.__cause__, _NO_DIRECTORY)
-        ):
-            return not each.recoverable
+        if isinstance(each, FTLayerError):
+            if each.is_programs:
+                return True
+            if each.recoverable is not None and not isinstance(each.__cause__, _NO_DIRECTORY):
+                return not each.recoverable
         if isinstance(each, _PROGRAM):
             return True
         if type(each).__module__.partition(".")[0] in ("pyspark", "py4j"):
@@ -341,7 +327,6 @@ class RestartStrategy(Protocol):
 
     def on_failure(self, now_ms: int) -> Duration | None:
         """Return the pause before the next start, or None to give up."""
-        ...
 
 
 def pause_after(strategy: RestartStrategy, now_ms: int) -> int | None:
@@ -376,7 +361,6 @@ def gave_up(restarts: int, failure: str) -> str:
 
 
 def note_success(strategy: RestartStrategy) -> None:
-    """Tell ``strategy`` of a success, if it wants to know."""
     on_success = getattr(strategy, "on_success", None)
     if on_success is not None:
         on_success()
@@ -399,7 +383,6 @@ class NoRestart:
     """Give up at the first failure."""
 
     def on_failure(self, now_ms: int) -> timedelta | None:
-        """Give up."""
         return None
 
 
@@ -417,7 +400,6 @@ class FixedDelay:
         self._delay_ms = duration_ms(self.delay, "delay")
 
     def on_failure(self, now_ms: int) -> timedelta | None:
-        """Pause, or give up once the attempts are used."""
         self._used += 1
         return timedelta(milliseconds=self._delay_ms) if self._used <= self.attempts else None
 
@@ -454,7 +436,6 @@ class ExponentialDelay:
         check_number(self.jitter, "jitter", least=0, most=1)
 
     def on_failure(self, now_ms: int) -> timedelta | None:
-        """Pause longer than the last time, or give up."""
         if self._succeeded and self._last_ms is not None and now_ms - self._last_ms >= self._reset_ms:
             self._in_a_row = 0
         self._last_ms, self._succeeded = now_ms, False
@@ -488,7 +469,6 @@ class FailureRate:
         self._delay_ms = duration_ms(self.delay, "delay")
 
     def on_failure(self, now_ms: int) -> timedelta | None:
-        """Pause, or give up when failures come too fast."""
         if self._succeeded:
             self._times = [time for time in self._times if now_ms - time < self._interval_ms]
         self._succeeded = False

@@ -34,16 +34,14 @@ class OtlpTarget:
 
     @property
     def shown(self) -> str:
-        """What people are told of it: without a user's name and password."""
         return shown_url(self.base)
 
 
 def check_endpoint(endpoint: str | None, option: str) -> None:
     """Raise `ConfigError` for what is no URL of a collector; None is one."""
-    if endpoint is None:
-        return
-    expected = "the URL of a collector that takes OTLP over HTTP, like 'http://localhost:4318'"
-    url_parts(endpoint, option, expected, ("http", "https"))
+    if endpoint is not None:
+        expected = "the URL of a collector that takes OTLP over HTTP, like 'http://localhost:4318'"
+        url_parts(endpoint, option, expected, ("http", "https"))
 
 
 def target_of(signal: str, endpoint: str | None, environ: Mapping[str, str]) -> OtlpTarget | None:
@@ -94,10 +92,7 @@ def tracing_of(environ: Mapping[str, str]) -> Tracing | None:
     if target is None:
         return None
     text = environ.get("OTEL_TRACES_SAMPLER_ARG", "") or "1"
-    try:
-        ratio = float(text)
-    except ValueError:
-        ratio = math.nan
+    ratio = _number(text)
     if not 0 <= ratio <= 1:
         raise ConfigError(
             f"OTEL_TRACES_SAMPLER_ARG: expected the share of records to trace, 0 to 1, got {text!r}"
@@ -110,15 +105,19 @@ def tracing_of(environ: Mapping[str, str]) -> Tracing | None:
 def interval_s(environ: Mapping[str, str]) -> float:
     """Return how often metrics are pushed (``OTEL_METRIC_EXPORT_INTERVAL``, in ms); `ConfigError` for no duration."""
     text = environ.get("OTEL_METRIC_EXPORT_INTERVAL", "") or str(INTERVAL_MS)
-    try:
-        milliseconds = float(text)
-    except ValueError:
-        milliseconds = math.nan
+    milliseconds = _number(text)
     if not 0 < milliseconds < math.inf:
         raise ConfigError(
             f"OTEL_METRIC_EXPORT_INTERVAL: expected milliseconds between two pushes, above 0, got {text!r}"
         )
     return milliseconds / 1_000
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _problem(name: str, environ: Mapping[str, str]) -> str:

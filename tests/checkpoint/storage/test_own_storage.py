@@ -20,7 +20,8 @@ from ftlayer.checkpoint.storage import conformance
 from ftlayer.checkpoint.storage.conformance import CheckpointStorageConformance
 from ftlayer.checkpoint.storage.files import open_files
 from ftlayer.checkpoint.storage.keys import Ownership
-from ftlayer.checkpoint.storage.opening import load_checkpoint, slot_storage
+from ftlayer.checkpoint.storage.loading import load_checkpoint
+from ftlayer.checkpoint.storage.opening import slot_storage
 from ftlayer.cli.main import app
 from ftlayer.errors import CheckpointStorageError, ConfigError
 

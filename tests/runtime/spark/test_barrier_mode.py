@@ -27,7 +27,7 @@ from ftlayer import (
     Retention,
     StreamEnvironment,
 )
-from ftlayer.checkpoint.storage.opening import load_checkpoint
+from ftlayer.checkpoint.storage.loading import load_checkpoint
 from ftlayer.checkpoint.storage.report import find_reports
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, ConfigError, SlotLostError
 from ftlayer.runtime.environment import LATEST
