@@ -76,10 +76,12 @@ class FailurePolicy:
 
     @property
     def pauses(self) -> Sequence[Duration]:
+        """``backoff`` as a list."""
         return (self.backoff,) if isinstance(self.backoff, Duration) else self.backoff
 
     @property
     def backoff_ms(self) -> tuple[int, ...]:
+        """``backoff`` in ms."""
         return pauses_of(self.backoff)
 
     @property
@@ -397,30 +399,37 @@ class CheckpointConfig:
 
     @property
     def interval_ms(self) -> int | None:
+        """``interval`` in ms."""
         return None if self.interval is None else self._ms("interval")
 
     @property
     def interval_during_backlog_ms(self) -> int | None:
+        """``interval_during_backlog`` in ms; None: as ``interval``."""
         return None if self.interval_during_backlog is None else self._ms("interval_during_backlog", 0)
 
     @property
     def timeout_ms(self) -> int:
+        """``timeout`` in ms."""
         return self._ms("timeout")
 
     @property
     def min_pause_ms(self) -> int:
+        """``min_pause`` in ms."""
         return self._ms("min_pause", 0)
 
     @property
     def aligned_timeout_ms(self) -> int:
+        """``aligned_timeout`` in ms."""
         return self._ms("aligned_timeout", 0)
 
     @property
     def materialization_interval_ms(self) -> int:
+        """``materialization_interval`` in ms."""
         return self._ms("materialization_interval")
 
     @property
     def debloat_target_ms(self) -> int:
+        """``debloat_target`` in ms."""
         return self._ms("debloat_target")
 
 

@@ -383,6 +383,7 @@ class NoRestart:
     """Give up at the first failure."""
 
     def on_failure(self, now_ms: int) -> timedelta | None:
+        """Give up."""
         return None
 
 
@@ -400,6 +401,7 @@ class FixedDelay:
         self._delay_ms = duration_ms(self.delay, "delay")
 
     def on_failure(self, now_ms: int) -> timedelta | None:
+        """Pause, or give up once the attempts are used."""
         self._used += 1
         return timedelta(milliseconds=self._delay_ms) if self._used <= self.attempts else None
 
@@ -436,6 +438,7 @@ class ExponentialDelay:
         check_number(self.jitter, "jitter", least=0, most=1)
 
     def on_failure(self, now_ms: int) -> timedelta | None:
+        """Pause longer than the last time, or give up."""
         if self._succeeded and self._last_ms is not None and now_ms - self._last_ms >= self._reset_ms:
             self._in_a_row = 0
         self._last_ms, self._succeeded = now_ms, False
@@ -469,6 +472,7 @@ class FailureRate:
         self._delay_ms = duration_ms(self.delay, "delay")
 
     def on_failure(self, now_ms: int) -> timedelta | None:
+        """Pause, or give up when failures come too fast."""
         if self._succeeded:
             self._times = [time for time in self._times if now_ms - time < self._interval_ms]
         self._succeeded = False
