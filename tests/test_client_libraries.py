@@ -21,7 +21,7 @@ _OF_EXTRAS = (
     "ftlayer.connectors.postgres.staging",
     "ftlayer.vertex.service.otlp",
 )
-_LOOKS = {"ftlayer.monitor.console.options", "ftlayer.monitor.console.login"}
+_LOOKS = {"ftlayer.monitor.console.options"}
 
 _IMPORT_ALL = """
 import importlib, json, pkgutil, sys

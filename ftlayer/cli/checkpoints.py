@@ -49,12 +49,8 @@ Place = Annotated[
 One = Annotated[str, typer.Argument(metavar="PATH", help="A checkpoint's or savepoint's directory.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON: bytes, milliseconds, wall clock since 1970.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-KeyFile = Annotated[
-    Path | None,
-    typer.Option(
-        help="File with the bytes of CheckpointConfig.key, if the job had one; else the kept key is used."
-    ),
-]
+_KEY = "File with the bytes of CheckpointConfig.key, if the job had one; else the kept key is used."
+KeyFile = Annotated[Path | None, typer.Option(help=_KEY)]
 Storage = Annotated[
     str,
     typer.Option(
@@ -101,38 +97,33 @@ def show(path: One, as_json: Json = False, key_file: KeyFile = None, storage: St
 @app.command()
 def verify(path: Place, as_json: Json = False, key_file: KeyFile = None, storage: Storage = "") -> None:
     """Read everything that the checkpoints at or below PATH refer to. Exit code 1: something is damaged."""
+    from ftlayer.checkpoint.storage import loading
     from ftlayer.checkpoint.storage.files import StoragePool
-    from ftlayer.checkpoint.storage.loading import (
-        find_checkpoints,
-        load_checkpoint,
-        located,
-        not_there,
-        read_each,
-        verify_checkpoint,
-    )
 
     key = _opened(path, storage, key_file)
-    found = find_checkpoints(located(path))
+    found = loading.find_checkpoints(loading.located(path))
     if not found:
         # Else a mistyped path would go unnoticed.
-        raise ConfigError(not_there(located(path)))
+        raise ConfigError(loading.not_there(loading.located(path)))
     crew = StoragePool()
 
     def verified(location: str) -> Checkpoint:
-        checkpoint = load_checkpoint(location, key)
-        verify_checkpoint(checkpoint, key, crew)
+        checkpoint = loading.load_checkpoint(location, key)
+        loading.verify_checkpoint(checkpoint, key, crew)
         return checkpoint
 
     results: list[Facts] = [
         {"location": shown_url(location), "error": str(read) if isinstance(read, CheckpointError) else None}
-        for location, read in read_each(found, verified)
+        for location, read in loading.read_each(found, verified)
     ]
     crew.close()
     if as_json:
         print_json(results)
     else:
         for result in results:
-            typer.echo(printable(_verdict(result)))
+            location, said = str(result["location"]), str(result["error"] or "good")
+            # Most errors name the checkpoint by themselves.
+            typer.echo(printable(said if location in said else f"{location}: {said}"))
     if any(result["error"] for result in results):
         raise typer.Exit(EXIT_DAMAGED)
 
@@ -179,12 +170,8 @@ def clean(path: Place, yes: Yes = False, key_file: KeyFile = None, storage: Stor
         for name, size in sorted(found.items()):
             typer.echo(f"{size_text(size):>10}  {shown_url(f'{files.url}/{name}')}")
         for run, error in unknown.items():
-            typer.echo(
-                printable(
-                    f"what {shown_url(files.url)}/{run} needs is not known, so all of it stays: {error}"
-                ),
-                err=True,
-            )
+            text = f"what {shown_url(files.url)}/{run} needs is not known, so all of it stays: {error}"
+            typer.echo(printable(text), err=True)
     is_unknown = any(unknown for _, _, unknown in jobs)
     if any(found for _, found, _ in jobs):
         if not yes:
@@ -256,16 +243,13 @@ def refused(
             )
             confirm(f"Remove {what}, for good? The job must not be running.")
         if divert is not None:
-            _write_new(
-                divert, "".join(f'{{"why": {json.dumps(row.why)}, "row": {row.values}}}\n' for row in rows)
-            )
+            lines = [f'{{"why": {json.dumps(row.why)}, "row": {row.values}}}\n' for row in rows]
+            _write_new(divert, "".join(lines))
         return True
 
     if written:
         messages = [unseal(one.message, key) for one in written]
-        facts = [
-            _refused_facts(row) for row in PostgresSink(dsn, table, name=name).refused(messages, take_out)
-        ]
+        facts = [*map(_refused_facts, PostgresSink(dsn, table, name=name).refused(messages, take_out))]
     if as_json:
         print_json(facts)
     elif not facts:
@@ -314,11 +298,11 @@ def _opened(path: str, storage: str, key_file: Path | None = None, *, one: bool 
     from ftlayer.checkpoint.options import MIN_KEY_BYTES
 
     key = read_secret(key_file, "--key-file")
-    if len(key) < MIN_KEY_BYTES:
-        raise ConfigError(
-            f"--key-file: {key_file} has {len(key)} bytes, and CheckpointConfig.key {MIN_KEY_BYTES} or more"
-        )
-    return key
+    if len(key) >= MIN_KEY_BYTES:
+        return key
+    raise ConfigError(
+        f"--key-file: {key_file} has {len(key)} bytes, and CheckpointConfig.key {MIN_KEY_BYTES} or more"
+    )
 
 
 def _shown(path: str) -> str:
@@ -328,12 +312,6 @@ def _shown(path: str) -> str:
 
 
 # ---------------------------------------------------------------- tables
-
-
-def _verdict(result: Facts) -> str:
-    location, error = str(result["location"]), str(result["error"] or "good")
-    # Most errors name the checkpoint by themselves.
-    return error if location in error else f"{location}: {error}"
 
 
 def _print_list(path: str, rows: list[Facts]) -> None:
@@ -393,10 +371,8 @@ def _print_details(facts: Facts) -> None:
     durations = [
         {
             "subtask": f"{row['chain']}[{row['subtask']}]",
-            "start delay": f"{row['start_delay_ms']:,} ms",
-            "alignment": f"{row['alignment_ms']:,} ms",
-            "sync": f"{row['sync_ms']:,.1f} ms",
-            "async": f"{row['async_ms']:,.1f} ms",
+            **{name.replace("_", " "): f"{row[f'{name}_ms']:,} ms" for name in ("start_delay", "alignment")},
+            **{name: f"{row[f'{name}_ms']:,.1f} ms" for name in ("sync", "async")},
             "in flight": size_text(row["in_flight_bytes"]),
             "unaligned": "yes" if row["unaligned"] else "",
         }
@@ -414,9 +390,8 @@ def _print_rows(console: Console, title: str, rows: list[Facts]) -> None:
     console.print(title, style="bold")
     table = new_table(*rows[0])
     for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
+        cells = (
+            each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in row.values()
+        )
+        table.add_row(*cells)
     print_long(console, table)
-
-
-def _cell(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -48,13 +48,11 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 @asking_letters
 def group(where: records.WhereText = "", wide: Wide = False, *, asking: Asking) -> None:
     """Count dead letters by stream, operator and kind of reason, the largest group first."""
-    from ftlayer.monitor.rules.names import JobNames
-
     with asking.gatherer(only_there=True) as gatherer:
-        names = JobNames(gatherer.views())
-        groups = _grouped(gatherer, _selections(gatherer, where), names)
+        groups = _grouped(gatherer, _selections(gatherer, where))
         if not groups:
             records.warn_of_killed(gatherer.views())
+        names = gatherer.names()
     _print_groups(asking, groups, names, wide=wide)
 
 
@@ -70,13 +68,11 @@ def list_dead(
 ) -> None:
     """List dead letters: key, stream, age, reason, record."""
     from ftlayer.monitor.rules.facts import record_facts
-    from ftlayer.monitor.rules.names import JobNames
     from ftlayer.monitor.rules.plans import Search
 
     now_ms = system_now().wall_ms
     with asking.gatherer(only_there=True) as gatherer:
-        views = gatherer.views()
-        names = JobNames(views)
+        views, names = gatherer.views(), gatherer.names()
         selections = [replace(each, newest=newest) for each in _selections(gatherer, where)]
         searches = {each.vertex: Search(each, names, now_ms) for each in selections}
         known = _known_count(gatherer, selections, names, now_ms)
@@ -97,11 +93,10 @@ def list_dead(
 def show(keys: Keys, *, asking: Asking) -> None:
     """Show everything that is known of dead letters: record, attempts, traceback."""
     from ftlayer.monitor.rules.facts import record_facts
-    from ftlayer.monitor.rules.names import JobNames
 
     wanted = records.parsed_keys(keys)
     with asking.gatherer(only_there=True) as gatherer:
-        names = JobNames(gatherer.views())
+        names = gatherer.names()
         several = len(records.keepers(gatherer)) > 1
         found = list(records.found_by_keys(gatherer, wanted))
     if asking.as_json:
@@ -183,9 +178,8 @@ def edit(
 ) -> None:
     """Change a dead letter's record and give it its attempts back. Opens $EDITOR, unless an option says how."""
     from ftlayer.cli.exporting import edited_row
-    from ftlayer.monitor.rules.differences import differences
     from ftlayer.monitor.rules.plans import BACK_FROM_FILES, check_way_back
-    from ftlayer.monitor.rules.row_json import json_of_row
+    from ftlayer.monitor.rules.row_json import differences, json_of_row
     from ftlayer.monitor.sources import user_name
     from ftlayer.vertex.calls import Edit, EditAndRequeue
 
@@ -245,18 +239,16 @@ def export(
 ) -> None:
     """Write dead letters to a file, records with all of their attempts; they stay where they are."""
     from ftlayer.cli.exporting import export_letters, format_for
-    from ftlayer.monitor.rules.names import JobNames
 
     if where and everything:
         raise ConfigError("name the dead letters by --where, or say --all: one of the two")
     wanted = format_for(output, format)
     with asking.gatherer(only_there=True) as gatherer:
-        names = JobNames(gatherer.views())
         selections = _selections(gatherer, where)
         if dry_run:
-            _print_groups(asking, _grouped(gatherer, selections, names), names)
+            _print_groups(asking, _grouped(gatherer, selections), gatherer.names())
             return
-        count = export_letters(gatherer, selections, names, output, wanted)
+        count = export_letters(gatherer, selections, output, wanted)
     if output is not None:
         if asking.as_json:
             print_json({"exported": count, "output": str(output)})
@@ -281,13 +273,13 @@ def _change(
 
     wanted, names, selections = _meant(gatherer, keys, where, everything)
     if dry_run:
-        _print_groups(asking, _grouped(gatherer, selections, names), names)
+        _print_groups(asking, _grouped(gatherer, selections), names)
         return
-    letters = _letters(gatherer, selections, names)
+    letters = _letters(gatherer, selections)
     _check_keys(letters.keys, wanted)
     count = len(letters.keys)
     is_said = ask or not asking.as_json
-    groups = _grouped(gatherer, selections, names) if count and (is_said or action == "requeue") else []
+    groups = _grouped(gatherer, selections) if count and (is_said or action == "requeue") else []
     if action == "requeue":
         for view in gatherer.views():
             check_streams(view, {group.stream for group in groups if group.vertex == view.vertex})
@@ -329,12 +321,11 @@ def _edit_all(
     for selection in () if wanted else selections:
         search = Search(selection, names, now_ms)
         while (call := search.next_call()) is not None:
-            editing.take(
-                views[selection.vertex], search.take(records.page_of(gatherer.client(selection.vertex), call))
-            )
+            letters = search.take(gatherer.client(selection.vertex).call(call))
+            editing.take(views[selection.vertex], letters)
     _check_keys(editing.found, wanted)
-    letters = Letters(tuple(editing.payloads), 0, now_ms)
-    count = len(letters.keys)
+    edited = Letters(tuple(editing.payloads), 0, now_ms)
+    count = len(edited.keys)
     if not asking.as_json:
         _print_edits(editing, names, now_ms)
     if dry_run:
@@ -345,12 +336,12 @@ def _edit_all(
         return
     if count and (ask or not asking.as_json):
         confirm(_question("edit", count, editing.groups, names), ask=ask)
-    changed = _changed(gatherer, Carrying(Change.EDIT, letters, user_name(), editing.payloads))
+    changed = _changed(gatherer, Carrying(Change.EDIT, edited, user_name(), editing.payloads))
     if asking.as_json:
         facts = {"action": "edit", "asked": len(editing.found), "changed": changed}
         print_json({**facts, **{name: editing.facts()[name] for name in ("unchanged", "left")}})
     else:
-        _print_changed(gatherer, "edit", changed, count, letters)
+        _print_changed(gatherer, "edit", changed, count, edited)
     _check_missing(count - changed + (len(wanted) - len(editing.found) if wanted else 0))
     if editing.left:
         raise typer.Exit(EXIT_ERROR)
@@ -382,12 +373,9 @@ def _meant(
     gatherer: Gatherer, keys: list[str] | None, where: str, everything: bool
 ) -> tuple[tuple[bytes, ...], JobNames, list[Selection]]:
     """Return the keys that were named, and where the letters of a change are. Raises `ConfigError`."""
-    from ftlayer.monitor.rules.names import JobNames
-
     if sum(map(bool, (keys, where, everything))) != 1:
         raise ConfigError("name the dead letters by their keys or by --where, or say --all: one of the three")
-    wanted = records.parsed_keys(keys) if keys else ()
-    names = JobNames(gatherer.views())
+    wanted, names = records.parsed_keys(keys) if keys else (), gatherer.names()
     selections = _selections(gatherer, where, wanted)
     return wanted, names, selections if wanted else _of_one(gatherer, selections, names)
 
@@ -458,32 +446,31 @@ def _check_keys(letters: Collection[tuple[str, bytes]], wanted: tuple[bytes, ...
 
 def _selections(gatherer: Gatherer, where: str, keys: tuple[bytes, ...] = ()) -> list[Selection]:
     from ftlayer.monitor.rules.plans import Selection
+    from ftlayer.monitor.rules.where import parse_where
 
-    filter_ = records.parsed_where(where)
+    filter_ = parse_where(where)
     return [Selection(vertex, where=filter_, keys=keys) for vertex in records.keepers(gatherer)]
 
 
-def _letters(gatherer: Gatherer, selections: list[Selection], names: JobNames) -> Letters:
+def _letters(gatherer: Gatherer, selections: list[Selection]) -> Letters:
     from ftlayer.monitor.rules.plans import Counting, PlanScope, first_pages
 
-    now_ms = system_now().wall_ms
+    names, now_ms = gatherer.names(), system_now().wall_ms
     scopes = [
-        PlanScope(selection.vertex, call)
-        for selection in selections
-        for call in first_pages(selection, names, now_ms)
+        PlanScope(each.vertex, call) for each in selections for call in first_pages(each, names, now_ms)
     ]
     counting = Counting(scopes, selections[0].where, names, now_ms)
     while (asked := counting.next_call()) is not None:
         vertex, call = asked
-        counting.take(records.page_of(gatherer.client(vertex), call))
+        counting.take(gatherer.client(vertex).call(call))
     return counting.letters
 
 
-def _grouped(gatherer: Gatherer, selections: list[Selection], names: JobNames) -> list[LetterGroup]:
+def _grouped(gatherer: Gatherer, selections: list[Selection]) -> list[LetterGroup]:
     """Count the letters that are meant by group: by the vertex's own groups where these say it, else one by one."""
     from ftlayer.monitor.rules.plans import LetterGroups, Search
 
-    now_ms = system_now().wall_ms
+    names, now_ms = gatherer.names(), system_now().wall_ms
     found = []
     for selection in selections:
         vertex = selection.vertex
@@ -491,7 +478,7 @@ def _grouped(gatherer: Gatherer, selections: list[Selection], names: JobNames) -
         if groups is None:
             counted, search = LetterGroups(), Search(selection, names, now_ms)
             while (call := search.next_call()) is not None:
-                for info in search.take(records.page_of(gatherer.client(vertex), call)):
+                for info in search.take(gatherer.client(vertex).call(call)):
                     counted.add(vertex, info)
             groups = counted.groups()
         found += groups

@@ -17,7 +17,6 @@ import typer
 
 from ftlayer.cli.connection import EXIT_ERROR, confirm, warn
 from ftlayer.cli.printing import is_terminal
-from ftlayer.cli.records import page_of
 from ftlayer.common.clock import system_now
 from ftlayer.common.secret_files import read_file
 from ftlayer.errors import ConfigError, MachineError
@@ -29,7 +28,6 @@ from ftlayer.vertex.calls import RecordInfo
 
 if TYPE_CHECKING:
     from ftlayer.monitor.gather import Gatherer
-    from ftlayer.monitor.rules.names import JobNames
 
 
 def edited_row(info: RecordInfo, values: list[str], file: Path | None) -> pa.RecordBatch:
@@ -45,16 +43,14 @@ def edited_row(info: RecordInfo, values: list[str], file: Path | None) -> pa.Rec
         text = read_file(file, "--from").decode("utf-8", "replace")
         return row_of_json(_json(text, "--from"), schema, info.payload)
     if values:
-        changed = dict(_assigned(value, schema) for value in values)
-        return row_of_json({**json_of_row(info.payload), **changed}, schema)
+        row = json_of_row(info.payload)
+        for assigned in values:
+            name, equals, value = assigned.partition("=")
+            if not equals:
+                raise ConfigError(f"--set: expected COLUMN=VALUE, got {assigned!r}")
+            row[name] = value_of_text(value, name, schema)
+        return row_of_json(row, schema)
     return _in_editor(info.payload)
-
-
-def _assigned(text: str, schema: pa.Schema) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"--set: expected COLUMN=VALUE, got {text!r}")
-    return name, value_of_text(value, name, schema)
 
 
 def _in_editor(row: pa.RecordBatch) -> pa.RecordBatch:
@@ -118,24 +114,20 @@ def format_for(output: Path | None, format: ExportFormat | None) -> ExportFormat
 
 
 def export_letters(
-    gatherer: Gatherer,
-    selections: list[Selection],
-    names: JobNames,
-    output: Path | None,
-    format: ExportFormat,
+    gatherer: Gatherer, selections: list[Selection], output: Path | None, format: ExportFormat
 ) -> int:
     """Write the letters of ``selections``, and return how many.
 
     ``output`` is a new file, which appears when all of it is there; None is standard output. Raises `ConfigError`.
     """
-    count, now_ms = 0, system_now().wall_ms
+    count, names, now_ms = 0, gatherer.names(), system_now().wall_ms
 
     def pages() -> Iterator[Page]:
         nonlocal count
         for selection in selections:
             search = Search(selection, names, now_ms)
             while (call := search.next_call()) is not None:
-                letters = search.take(page_of(gatherer.client(selection.vertex), call))
+                letters = search.take(gatherer.client(selection.vertex).call(call))
                 count += len(letters)
                 yield selection.vertex, letters
 

@@ -7,18 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ftlayer.cli import printing
 from ftlayer.cli.connection import Asking, asking, warn
-from ftlayer.cli.printing import (
-    Part,
-    PrintedLine,
-    new_table,
-    print_json,
-    print_line,
-    print_parts,
-    rate_text,
-    size_text,
-    time_text,
-)
+from ftlayer.cli.printing import Part, PrintedLine, new_table, print_json, rate_text, size_text, time_text
 from ftlayer.common.printable import printing_console
 from ftlayer.errors import ConfigError
 
@@ -27,7 +18,7 @@ if TYPE_CHECKING:
 
     from ftlayer.monitor.rules.health import Judgement
     from ftlayer.monitor.rules.names import JobNames, VertexView
-    from ftlayer.vertex.calls import AnnouncedJob, CheckpointTotals, Hour, JobDetails
+    from ftlayer.vertex.calls import AnnouncedJob, Hour, JobDetails
 
 SHOWN = 10
 """So many of the last incidents, checkpoints and batches are printed; ``--json`` has all that are known."""
@@ -36,6 +27,9 @@ _COLOURS = {"ok": "green", "look here": "yellow", "broken": "red"}
 
 COUNTS = {"pending": "pending", "waiting": "waiting", "in_delivery": "in delivery", "dead_letters": "dead"}
 """What a vertex counts, in words."""
+
+HELD = ("pending", "waiting", "in_delivery", "dead")
+"""What streams count."""
 
 FORGET = "forget"
 
@@ -64,7 +58,6 @@ def jobs(
 ) -> None:
     """List topologies and wrapped queries: what runs, what has ended, and what is wrong."""
     from ftlayer.monitor.rules.facts import job_facts, overview_facts
-    from ftlayer.monitor.rules.names import JobNames
 
     if names and names[0] == FORGET:
         _forget(names[1:], as_json=asking.as_json)
@@ -73,13 +66,12 @@ def jobs(
         raise ConfigError(f"jobs: name one, or say `ftlayer jobs {FORGET} NAME...`")
     name = names[0] if names else None
     with asking.gatherer(shows_killed=True, checkpoints=checkpoints or ()) as gatherer:
-        views = gatherer.views()
-        called = JobNames(views)
+        views, called = gatherer.views(), gatherer.names()
         if name is None:
             if asking.as_json:
                 print_json(overview_facts(views, called))
             else:
-                print_parts(printing_console(), overview_parts(views, called))
+                printing.print_parts(printing_console(), overview_parts(views, called))
             return
         try:
             key = called.find(name)
@@ -94,7 +86,7 @@ def jobs(
         if asking.as_json:
             print_json(job_facts(view, job, called, hour=hour))
         else:
-            print_parts(printing_console(), job_parts(view, job, called, hour))
+            printing.print_parts(printing_console(), job_parts(view, job, called, hour))
 
 
 def _forget(names: list[str], *, as_json: bool) -> None:
@@ -124,7 +116,9 @@ def _forget(names: list[str], *, as_json: bool) -> None:
         typer.echo("nothing to forget: no program of this directory was killed")
     for source in chosen:
         kept = f"; its store {source.path} stays" if source.path else ""
-        print_line(printing_console(), f"forgot {source.name}, whose process {source.pid} was killed{kept}")
+        printing.print_line(
+            printing_console(), f"forgot {source.name}, whose process {source.pid} was killed{kept}"
+        )
 
 
 # ---------------------------------------------------------------- all
@@ -155,11 +149,10 @@ def _table_of_vertices(views: tuple[VertexView, ...]) -> Table:
     numbers = (*COUNTS.values(), "store")
     table = new_table("vertex", "state", *numbers, numbers=numbers)
     for view in views:
+        figures = [f"{int(view.stats.get(name, 0)):,}" for name in COUNTS]
+        figures.append(f"{view.stats.get('used_share', 0.0):.1%}")
         known = view.has_records and view.as_of_ms
-        figures = [f"{int(view.stats.get(name, 0)):,}" if known else "" for name in COUNTS]
-        table.add_row(
-            view.vertex, view.state, *figures, f"{view.stats.get('used_share', 0.0):.1%}" if known else ""
-        )
+        table.add_row(view.vertex, view.state, *(figures if known else [""] * len(figures)))
     return table
 
 
@@ -172,11 +165,9 @@ def _table_of_jobs(views: tuple[VertexView, ...], names: JobNames, selected: int
     from ftlayer.monitor.rules.health import job_health
     from ftlayer.monitor.rules.names import pace_of, spoken, state_of
 
-    several = len(views) > 1
-    numbers = ("in/s", "up", "restarts")
-    table = new_table(
-        "job", "kind", "state", "health", *numbers, *(("vertex",) if several else ()), numbers=numbers
-    )
+    several, numbers = len(views) > 1, ("in/s", "up", "restarts")
+    vertex = ("vertex",) if several else ()
+    table = new_table("job", "kind", "state", "health", *numbers, *vertex, numbers=numbers)
     for place, (view, announced) in enumerate(jobs_of(views)):
         job = announced.job
         health = job_health(view, announced).health
@@ -206,9 +197,8 @@ def job_parts(
     from ftlayer.monitor.rules.names import spoken, state_of
 
     job = announced.job
-    yield PrintedLine(
-        f"{job.kind} {names.label(view.vertex, job.owner)}: {state_of(view, announced)}", "bold"
-    )
+    label, state = names.label(view.vertex, job.owner), state_of(view, announced)
+    yield PrintedLine(f"{job.kind} {label}: {state}", "bold")
     yield from _judgement_parts(job_health(view, announced, hour))
     found = bottleneck(job)
     lines = {
@@ -220,31 +210,21 @@ def job_parts(
         "ftlayer": job.version,
         "restarts": f"{job.restarts:,}" + (f", the last one: {job.last_failure}" if job.last_failure else ""),
         "limited": found.text if found else "",
-        "now" if state_of(view, announced) == job.state else "said last": job.line,
+        "now" if state == job.state else "said last": job.line,
         "checkpoint": job.checkpoint_location,
         **job.links,
     }
     yield from (PrintedLine(f"  {name:11}{value}") for name, value in lines.items() if value)
-    yield from _held(view, job.owner)
-    if job.checkpoint_totals is not None:
-        yield _checkpoints_line(job.checkpoint_totals)
+    if streams := [stream for stream in view.streams if stream.owner == job.owner]:
+        counts = {name: sum(getattr(each, name) for each in streams) for name in HELD}
+        held = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items())
+        yield PrintedLine(f"  {'records':11}{held}")
+    if (totals := job.checkpoint_totals) is not None:
+        taken = f"{totals.completed:,} completed, {totals.failed:,} failed, {totals.in_progress:,} under way"
+        yield PrintedLine(f"  {'taken':11}checkpoints: {taken}")
     tables = (_operators(job), _latencies(job), _slots(job), _checkpoints(job), _batches(job), _circuits(job))
     yield from (table for table in tables if table.row_count)
     yield from _incidents(announced)
-
-
-def _held(view: VertexView, owner: str) -> Iterator[PrintedLine]:
-    streams = [stream for stream in view.streams if stream.owner == owner]
-    if streams:
-        counts = {
-            "pending": sum(stream.pending for stream in streams),
-            "waiting": sum(stream.waiting for stream in streams),
-            "in delivery": sum(stream.in_delivery for stream in streams),
-            "dead": sum(stream.dead for stream in streams),
-        }
-        yield PrintedLine(
-            f"  {'records':11}{', '.join(f'{count:,} {name}' for name, count in counts.items())}"
-        )
 
 
 def _operators(job: JobDetails) -> Table:
@@ -305,11 +285,6 @@ def _slots(job: JobDetails) -> Table:
     return table
 
 
-def _checkpoints_line(totals: CheckpointTotals) -> PrintedLine:
-    counts = f"{totals.completed:,} completed, {totals.failed:,} failed, {totals.in_progress:,} under way"
-    return PrintedLine(f"  {'taken':11}checkpoints: {counts}")
-
-
 def _checkpoints(job: JobDetails) -> Table:
     from ftlayer.monitor.rules.names import spoken
 
@@ -335,10 +310,8 @@ def _batches(job: JobDetails) -> Table:
     table = new_table(*numbers, "phases", numbers=numbers)
     for batch in job.batches[-SHOWN:]:
         phases = ", ".join(f"{name} {spoken(round(phase))}" for name, phase in batch.phases_ms.items())
-        counts = (batch.rows_in, batch.delivered, batch.failed, batch.dead)
-        table.add_row(
-            str(batch.batch), *(f"{count:,}" for count in counts), spoken(round(batch.duration_ms)), phases
-        )
+        counts = [f"{each:,}" for each in (batch.rows_in, batch.delivered, batch.failed, batch.dead)]
+        table.add_row(str(batch.batch), *counts, spoken(round(batch.duration_ms)), phases)
     return table
 
 
@@ -355,7 +328,6 @@ def _incidents(announced: AnnouncedJob) -> Iterator[PrintedLine]:
         yield PrintedLine("what happened", "bold")
     for incident in announced.incidents[-SHOWN:]:
         # What a loss says begins with its slot.
-        where = (
-            f"slot {incident.slot}: " if incident.slot >= 0 and not incident.text.startswith("slot ") else ""
-        )
+        is_said = incident.slot < 0 or incident.text.startswith("slot ")
+        where = "" if is_said else f"slot {incident.slot}: "
         yield PrintedLine(f"  {time_text(incident.at_ms)}  {incident.kind}  {where}{incident.text}")

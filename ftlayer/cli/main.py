@@ -20,56 +20,32 @@ from urllib.parse import urlsplit
 import typer
 from typer.core import TyperGroup
 
-from ftlayer import __version__
+from ftlayer import __version__, errors
 from ftlayer.cli import checkpoints as cli_checkpoints
+from ftlayer.cli import connection, records
 from ftlayer.cli import dead as cli_dead
 from ftlayer.cli import jobs as cli_jobs
 from ftlayer.cli import new as cli_new
 from ftlayer.cli import top as cli_top
-from ftlayer.cli.connection import (
-    EXIT_ERROR,
-    Asking,
-    ClientPem,
-    Json,
-    RootCerts,
-    TokenFile,
-    asking,
-    confirm,
-    token_of,
-    warn,
-)
+from ftlayer.cli.connection import EXIT_ERROR, Asking, asking, warn
 from ftlayer.cli.demo.choices import Engine, Kill, Mode
 from ftlayer.cli.jobs import JobName
 from ftlayer.cli.printing import Wide, new_table, print_json, print_table
-from ftlayer.cli.records import (
-    FoundRecords,
-    Limit,
-    RecordListing,
-    WhereText,
-    keepers,
-    page_of,
-    parsed_where,
-    print_listing,
-)
 from ftlayer.common.clock import system_now
 from ftlayer.common.printable import printable, printing_console, shown_url
 from ftlayer.common.secret_files import read_file, read_secret
-from ftlayer.errors import (
-    ConfigError,
-    FTLayerError,
-    MachineError,
-    UnauthorizedError,
-    UnknownJobError,
-    VertexUnavailableError,
-)
+from ftlayer.errors import ConfigError, FTLayerError
 
 if TYPE_CHECKING:
     from ftlayer.monitor.gather import Gatherer, StoredReports
-    from ftlayer.monitor.rules.names import JobKey, JobNames, VertexView
+    from ftlayer.monitor.rules.names import JobKey, VertexView
     from ftlayer.monitor.rules.plans import Search
     from ftlayer.monitor.sources import VertexSource
-    from ftlayer.records.ids import Explanation
-    from ftlayer.vertex.calls import JobOrder, OrderRecord, RecordInfo
+    from ftlayer.vertex.calls import JobOrder, OrderRecord
+
+
+TlsCert = Annotated[Path | None, typer.Option(help="PEM of the certificate chain; required off loopback.")]
+TlsKey = Annotated[Path | None, typer.Option(help="PEM of its private key.")]
 
 
 def console(
@@ -81,9 +57,9 @@ def console(
             "all that programs of yours serve on this machine.",
         ),
     ] = None,
-    token_file: TokenFile = None,
-    root_certs: RootCerts = None,
-    client_pem: ClientPem = None,
+    token_file: connection.TokenFile = None,
+    root_certs: connection.RootCerts = None,
+    client_pem: connection.ClientPem = None,
     listen: Annotated[
         str, typer.Option(help="host:port; port 0 is any free one. Or unix:/path.")
     ] = "127.0.0.1:7080",
@@ -94,10 +70,8 @@ def console(
             "token is drawn for one operator, and a link printed."
         ),
     ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="PEM of the certificate chain; required off loopback.")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM of its private key.")] = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     tls_client_ca: Annotated[
         Path | None,
         typer.Option(help="PEM of what browsers' certificates are signed by; they then need one."),
@@ -132,25 +106,16 @@ def console(
     from ftlayer.monitor.console.serve import serve
     from ftlayer.transport.sockets import Notifier
 
-    options = ConsoleOptions(
-        listen,
-        login_file,
-        tls_cert,
-        tls_key,
-        tls_client_ca,
-        mask_payloads,
-        tuple(checkpoints or ()),
-        tuple(edit_with or ()),
-    )
+    given = tuple(checkpoints or ()), tuple(edit_with or ())
+    options = ConsoleOptions(listen, login_file, tls_cert, tls_key, tls_client_ca, mask_payloads, *given)
     sys.path.append(os.getcwd())  # last: it hides nothing
     look = _look(Asking(vertex, token_file, root_certs, client_pem, None, False), checkpoints or ())
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    serve(
-        options,
-        look,
-        on_ready=lambda link: typer.echo(f"ftlayer console at {link}"),
-        notifier=Notifier.of(os.environ),
-    )
+    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT)
+
+    def on_ready(link: str) -> None:
+        typer.echo(f"ftlayer console at {link}")
+
+    serve(options, look, on_ready=on_ready, notifier=Notifier.of(os.environ))
 
 
 def _look(asking: Asking, checkpoints: Sequence[str]) -> Callable[[], Sequence[VertexSource | StoredReports]]:
@@ -164,6 +129,7 @@ def _look(asking: Asking, checkpoints: Sequence[str]) -> Callable[[], Sequence[V
     return lambda: [*given, *stored]
 
 
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 DEFAULT_URL = "http://127.0.0.1:9464"
 _WAIT_S = 5.0
 
@@ -201,49 +167,35 @@ def _probe(url: str, path: str) -> tuple[bool, list[str]]:
         port = None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
         raise ConfigError(f"URL: expected one like {DEFAULT_URL!r}, got {shown_url(url)}")
+    asked = http.client.HTTPConnection(parts.hostname, port, timeout=_WAIT_S)
     if parts.scheme == "https":
         # A certificate names the service, hardly 127.0.0.1.
         unchecked = ssl.create_default_context()
         unchecked.check_hostname = False
         unchecked.verify_mode = ssl.CERT_NONE
-        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-            parts.hostname, port, timeout=_WAIT_S, context=unchecked
-        )
-    else:
-        connection = http.client.HTTPConnection(parts.hostname, port, timeout=_WAIT_S)
+        asked = http.client.HTTPSConnection(parts.hostname, port, timeout=_WAIT_S, context=unchecked)
     try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
+        asked.request("GET", path)
+        answer = asked.getresponse()
         body = answer.read()
     except (OSError, http.client.HTTPException) as error:
+        text = f"{shown_url(url)}{path} gives no answer: {error or type(error).__name__}"
         if isinstance(error, http.client.BadStatusLine) and not isinstance(error, OSError):
-            return False, [
-                f"{shown_url(url)} answers, and not by HTTP: where this is a vertex' own port, name its metrics port"
-            ]
-        return False, [f"{shown_url(url)}{path} gives no answer: {error or type(error).__name__}"]
+            text = f"{shown_url(url)} answers, and not by HTTP: where this is a vertex' own port, name its metrics port"
+        return False, [text]
     finally:
-        connection.close()
-    return answer.status == 200, _lines(url, path, answer.status, body)
-
-
-def _lines(url: str, path: str, status: int, body: bytes) -> list[str]:
+        asked.close()
     try:
         told = json.loads(body)
-        return [
-            f"{told['phase']}: {told['status']}",
-            *told["reasons"],
-            *(f"note: {note}" for note in told["notes"]),
-        ]
+        notes = [f"note: {note}" for note in told["notes"]]
+        lines = [f"{told['phase']}: {told['status']}", *told["reasons"], *notes]
     except (ValueError, KeyError, TypeError):
-        return [
-            f"{shown_url(url)}{path} answers {status}, and no probe's JSON: is this the port of another service?"
-        ]
+        said = f"answers {answer.status}, and no probe's JSON: is this the port of another service?"
+        lines = [f"{shown_url(url)}{path} {said}"]
+    return answer.status == 200, lines
 
 
-# The commands that ask something of a running job: ``savepoint``, ``stop``, ``drain``, ``cancel``, ``stack``.
-#
-# The order goes to the job's vertex; its driver takes it with its next announcement, about a second later.
-
+# Orders to a running job go to its vertex; its driver takes them with its next announcement, about a second later.
 
 POLL_S = 0.1
 ASK_DEADLINE_MS = 5_000
@@ -287,9 +239,8 @@ def cancel(
     asking: Asking,
 ) -> None:
     """End a job now, whatever is under way."""
-    _carry_out(
-        asking, name, "cancel", wait, question="" if yes else "Cancel {} of {} now, whatever is under way?"
-    )
+    question = "" if yes else "Cancel {} of {} now, whatever is under way?"
+    _carry_out(asking, name, "cancel", wait, question=question)
 
 
 @asking
@@ -317,22 +268,20 @@ def _carry_out(
 ) -> None:
     """Order it, wait until it has come to an end, and print that; exit code 1 unless it is done."""
     from ftlayer.common.checks import duration_ms
-    from ftlayer.common.clock import system_now
     from ftlayer.monitor.rules.facts import order_facts
-    from ftlayer.monitor.rules.names import JobNames
     from ftlayer.monitor.sources import user_name
     from ftlayer.vertex.calls import JobKind, JobOrder, OrderAction, OrderState
 
     wait_ms = duration_ms(wait, "--wait", least=0)
     with asking.gatherer() as gatherer:
-        names = JobNames(gatherer.views())
+        names = gatherer.names()
         key = names.find(name)
         label = names.label(key.vertex, key.owner)
         job, place = gatherer.job(key.vertex, key.owner).job, names.place(key.vertex)
         if job.final:
-            raise UnknownJobError(f"{action}: {job.kind} {label} of {place} has ended ({job.state})")
+            raise errors.UnknownJobError(f"{action}: {job.kind} {label} of {place} has ended ({job.state})")
         if asking.store:
-            raise UnknownJobError(
+            raise errors.UnknownJobError(
                 f"{action}: {job.kind} {label} of {place} does not run, since its program has ended: start that again, "
                 "and ask it without --store"
             )
@@ -343,15 +292,16 @@ def _carry_out(
                 else f"{label} is a wrapped query, which is not cancelled: ftlayer stop gives its batch up at once"
             )
         if action == "stack" and slot is None:
-            slots = [each.slot for each in job.slots]
-            if not slots:
+            if not job.slots:
                 raise ConfigError(f"{label} has no slots: stack is of topologies that run")
-            if len(slots) != 1:
-                raise ConfigError(f"--slot: say which; {label} has {', '.join(map(str, slots))}")
-            slot = slots[0]
+            if len(job.slots) != 1:
+                raise ConfigError(
+                    f"--slot: say which; {label} has {', '.join(str(each.slot) for each in job.slots)}"
+                )
+            slot = job.slots[0].slot
         asked = question or f"{action} of {{}} of {{}} …"
         if action not in ("savepoint", "stack"):
-            confirm(asked.format(f"{job.kind} {label}", place), ask=bool(question))
+            connection.confirm(asked.format(f"{job.kind} {label}", place), ask=bool(question))
         order = JobOrder(
             id=uuid.uuid4().hex,
             owner=key.owner,
@@ -385,34 +335,29 @@ def await_end(gatherer: Gatherer, key: JobKey, order: JobOrder, wait_ms: int) ->
 
     The vertex of a program ends with it: where it is gone after an order that ends the job, the order was carried out.
     """
+    from ftlayer.vertex.calls import AskJob
+
     until = time.monotonic() + wait_ms / 1_000
-    record = _asked(gatherer, key, order)
+    record = gatherer.client(key.vertex).call(AskJob(order), deadline_ms=ASK_DEADLINE_MS)
     while not record.answer.state.is_final and time.monotonic() < until:
         time.sleep(POLL_S)
         try:
-            record = _asked(gatherer, key, order)
-        except VertexUnavailableError:
+            record = gatherer.client(key.vertex).call(AskJob(order), deadline_ms=ASK_DEADLINE_MS)
+        except errors.VertexUnavailableError:
             if not any(view.vertex == key.vertex and view.is_gone for view in gatherer.gather()):
                 raise
             return _ended_with_its_program(record)
     return record
 
 
-def _asked(gatherer: Gatherer, key: JobKey, order: JobOrder) -> OrderRecord:
-    from ftlayer.vertex.calls import AskJob
-
-    return gatherer.client(key.vertex).call(AskJob(order), deadline_ms=ASK_DEADLINE_MS)
-
-
 def _ended_with_its_program(record: OrderRecord) -> OrderRecord:
     from ftlayer.vertex.calls import OrderAction, OrderState
 
     ends = record.order.action in (OrderAction.STOP, OrderAction.DRAIN, OrderAction.CANCEL)
+    state, text = OrderState.FAILED, "its program has ended, and what has become of the order is not known"
     if ends and record.answer.state is OrderState.TAKEN:
-        text = "its driver has taken the order, and its program has ended"
-        return replace(record, answer=replace(record.answer, state=OrderState.DONE, text=text))
-    text = "its program has ended, and what has become of the order is not known"
-    return replace(record, answer=replace(record.answer, state=OrderState.FAILED, text=text))
+        state, text = OrderState.DONE, "its driver has taken the order, and its program has ended"
+    return replace(record, answer=replace(record.answer, state=state, text=text))
 
 
 class State(StrEnum):
@@ -424,24 +369,21 @@ class State(StrEnum):
 @asking
 def pending(
     oldest: Annotated[bool, typer.Option("--oldest", help="List the oldest records.")] = False,
-    where: WhereText = "",
+    where: records.WhereText = "",
     state: Annotated[State | None, typer.Option(help="With --oldest or --where: these alone.")] = None,
-    limit: Limit = 20,
+    limit: records.Limit = 20,
     wide: Wide = False,
     *,
     asking: Asking,
 ) -> None:
     """Count what is not done yet, by stream; with --oldest or --where, list such records, the oldest first."""
-    from ftlayer.monitor.rules.names import JobNames
-
     with asking.gatherer() as gatherer:
-        views = gatherer.views()
-        names = JobNames(views)
-        keepers(gatherer)
+        views, names = gatherer.views(), gatherer.names()
+        records.keepers(gatherer)
         if not oldest and not where:
-            _print_streams(asking, views, names)
+            _print_streams(asking, gatherer)
             return
-        listing = _oldest(gatherer, names, where, (state,) if state else tuple(State), limit)
+        listing = _oldest(gatherer, where, (state,) if state else tuple(State), limit)
     counts = {each: sum(_count(view, each) for view in views) for each in State}
     total = counts[state] if state else sum(counts.values())
     if not where:
@@ -452,17 +394,17 @@ def pending(
         items = [record_facts(record.vertex, record.info, names) for record in listing.records]
         print_json({"items": items, "examined": listing.examined, "total": total})
     else:
-        print_listing(printing_console(), listing, names, system_now().wall_ms, total, wide=wide)
+        records.print_listing(printing_console(), listing, names, system_now().wall_ms, total, wide=wide)
         there = [f"{count:,} with --state {other}" for other, count in counts.items() if count]
         if state and not counts[state] and there:
             typer.echo(f"none of state {state}; there are {', '.join(there)}")
 
 
-def _print_streams(asking: Asking, views: tuple[VertexView, ...], names: JobNames) -> None:
+def _print_streams(asking: Asking, gatherer: Gatherer) -> None:
     from ftlayer.monitor.rules.facts import stream_facts
     from ftlayer.monitor.rules.names import spoken
 
-    found = [(view, stream) for view in views for stream in view.streams]
+    names, found = gatherer.names(), [(view, each) for view in gatherer.views() for each in view.streams]
     if asking.as_json:
         print_json([stream_facts(view.vertex, stream, names, view.as_of_ms) for view, stream in found])
         return
@@ -474,18 +416,17 @@ def _print_streams(asking: Asking, views: tuple[VertexView, ...], names: JobName
         table.add_row(names.stream(view.vertex, stream.stream), *(f"{count:,}" for count in counts), age)
     console = printing_console()
     print_table(console, table) if found else console.print("no stream has been opened")
-    for name in ("pending", "waiting", "in_delivery", "dead"):
+    for name in cli_jobs.HELD:
         console.print(f"{sum(getattr(stream, name) for _, stream in found):,} {name.replace('_', ' ')}")
 
 
-def _oldest(
-    gatherer: Gatherer, names: JobNames, where: str, states: tuple[State, ...], limit: int
-) -> RecordListing:
+def _oldest(gatherer: Gatherer, where: str, states: tuple[State, ...], limit: int) -> records.RecordListing:
     """Find the oldest of each stream, which is listed from its oldest on, and of all these the oldest."""
     from ftlayer.monitor.rules.plans import Search, Selection
+    from ftlayer.monitor.rules.where import parse_where
 
-    filter_, now_ms = parsed_where(where), system_now().wall_ms
-    found: list[FoundRecords] = []
+    filter_, names, now_ms = parse_where(where), gatherer.names(), system_now().wall_ms
+    found: list[records.FoundRecords] = []
     examined, is_all = 0, True
     for view in gatherer.views():
         for stream, state in product(view.streams if view.is_up else (), states):
@@ -494,24 +435,27 @@ def _oldest(
             found += _first(gatherer, view.vertex, search, limit)
             examined += search.examined
             is_all = is_all and search.is_over
-    found.sort(key=lambda record: _since_ms(record.info))
+
+    def since_ms(record: records.FoundRecords) -> int:
+        info = record.info
+        return info.registered_ms or (info.history[-1].at_ms if info.history else info.not_before_ms)
+
+    found.sort(key=since_ms)
     is_all = is_all and len(found) <= limit
-    return RecordListing(tuple(found[:limit]), len(found), examined, is_all)
+    return records.RecordListing(tuple(found[:limit]), len(found), examined, is_all)
 
 
-def _first(gatherer: Gatherer, vertex: str, search: Search, limit: int) -> list[FoundRecords]:
-    found: list[FoundRecords] = []
+def _first(gatherer: Gatherer, vertex: str, search: Search, limit: int) -> list[records.FoundRecords]:
+    found: list[records.FoundRecords] = []
     while len(found) < limit and (call := search.next_call(limit)) is not None:
-        found += [FoundRecords(vertex, info) for info in search.take(page_of(gatherer.client(vertex), call))]
+        found += [
+            records.FoundRecords(vertex, info) for info in search.take(gatherer.client(vertex).call(call))
+        ]
     return found
 
 
-def _since_ms(info: RecordInfo) -> int:
-    return info.registered_ms or (info.history[-1].at_ms if info.history else info.not_before_ms)
-
-
 def _count(view: VertexView, state: State) -> int:
-    name = {"delivery": "in_delivery"}.get(state, str(state))
+    name = "in_delivery" if state is State.DELIVERY else str(state)
     return int(view.stats.get(name, 0)) if view.is_up else 0
 
 
@@ -521,18 +465,14 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
-_ANYWHERE = {
-    "tls_cert": "--tls-cert",
-    "tls_key": "--tls-key",
-    "tls_client_ca": "--tls-client-ca",
-    "metrics_port": "--metrics-port",
+_CALLED_ALIKE = (
+    *("tls_cert", "tls_key", "tls_client_ca", "metrics_port"),
+    *("root_certs", "client_pem", "login_file", "edit_with"),
+)
+_ANYWHERE = {name: f"--{name.replace('_', '-')}" for name in _CALLED_ALIKE} | {
     "otlp_endpoint": "--otlp",
     "max_store_bytes": "--max-store",
     "persist_timeout_ms": "--persist-timeout",
-    "root_certs": "--root-certs",
-    "client_pem": "--client-pem",
-    "login_file": "--login-file",
-    "edit_with": "--edit-with",
 }
 _IN_FRONT = {
     "listen": "--listen",
@@ -545,14 +485,13 @@ _IN_FRONT = {
 
 
 def _in_words_of_options(error: FTLayerError) -> str:
-    """Return an error's text with the options of the command line in place of Python's."""
-    if isinstance(error, UnauthorizedError):
+    if isinstance(error, errors.UnauthorizedError):
         return (
             "the vertex does not take the token: give the one that it was started with, by --token-file or "
             "FTLAYER_TOKEN"
         )
     text = str(error)
-    if not isinstance(error, ConfigError | MachineError | VertexUnavailableError):
+    if not isinstance(error, ConfigError | errors.MachineError | errors.VertexUnavailableError):
         return text
     text = re.sub(r"\b(\w+_\w+)\b", lambda found: _ANYWHERE.get(found[1], found[1]), text)
     return re.sub(r"^(\w+)(?=:)", lambda found: _IN_FRONT.get(found[1], found[1]), text)
@@ -591,12 +530,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Record-level fault tolerance for PySpark streams.",
 )
-app.command()(cli_new.new)
-app.command()(cli_jobs.jobs)
-app.command()(cli_top.top)
-app.command()(pending)
-for order in (savepoint, stop, drain, cancel, stack):
-    app.command()(order)
+for command in (cli_new.new, cli_jobs.jobs, cli_top.top, pending, savepoint, stop, drain, cancel, stack):
+    app.command()(command)
 app.add_typer(cli_dead.app, name="dead")
 app.add_typer(cli_checkpoints.app, name="checkpoints")
 app.command()(console)
@@ -616,14 +551,14 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
+_VERSION = typer.Option(
+    "--version", callback=_print_version, is_eager=True, help="Print ftlayer's version and exit."
+)
+
+
 @app.callback()
 def options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print ftlayer's version and exit."
-        ),
-    ] = False,
+    version: Annotated[bool, _VERSION] = False,
 ) -> None:
     """Options of the command itself."""
 
@@ -689,11 +624,9 @@ def serve(
             "to networks that you trust, by a firewall or --tls-client-ca.",
         ),
     ] = None,
-    token_file: TokenFile = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="PEM of the certificate chain; required off loopback.")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM of its private key.")] = None,
+    token_file: connection.TokenFile = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     tls_client_ca: Annotated[
         Path | None, typer.Option(help="PEM of what clients' certificates are signed by; they then need one.")
     ] = None,
@@ -753,13 +686,13 @@ def serve(
 
     options = ServeOptions(
         vertex,
-        token_of(token_file),
+        connection.token_of(token_file),
         listen,
         None if tls_cert is None else read_file(tls_cert, "--tls-cert"),
         None if tls_key is None else read_secret(tls_key, "--tls-key"),
         None if tls_client_ca is None else read_file(tls_client_ca, "--tls-client-ca"),
     )
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT)
     code = run(
         options,
         on_ready=lambda address: typer.echo(f"ftlayer vertex at {address}, store {path}"),
@@ -780,7 +713,7 @@ def inspect(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many to list at most.")] = 20,
     tables: Annotated[bool, typer.Option("--tables", help="Show the tables of the store too.")] = False,
-    as_json: Json = False,
+    as_json: connection.Json = False,
 ) -> None:
     """Look into a store, without a vertex or beside a live one; changes nothing."""
     from ftlayer.cli.offline import inspect_vertex, stored_records
@@ -809,11 +742,12 @@ def explain(
     """Show which ids a pending root waits for, and which operator owes them (vertices with --exact)."""
     from ftlayer.cli.tables import print_explained
     from ftlayer.monitor.rules.facts import explained_facts
+    from ftlayer.vertex.calls import Explain
 
     wanted = parse_root(root)
     with asking.gatherer() as gatherer:
         asked = [view.vertex for view in gatherer.views() if view.is_up and view.has_records]
-        answers = [_explained(gatherer, vertex, wanted) for vertex in asked]
+        answers = [gatherer.client(vertex).call(Explain(wanted)).found for vertex in asked]
     explained = next(filter(None, answers), None)
     if asking.as_json:
         print_json(explained_facts(wanted, explained))
@@ -821,12 +755,6 @@ def explain(
         print_explained(printing_console(), wanted, explained)
     if explained is None:
         raise typer.Exit(EXIT_ERROR)
-
-
-def _explained(gatherer: Gatherer, vertex: str, root: int) -> Explanation | None:
-    from ftlayer.vertex.calls import Explain
-
-    return gatherer.client(vertex).call(Explain(root)).found
 
 
 _UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
@@ -866,11 +794,9 @@ def parse_root(text: str) -> int:
         root = int(text, 16 if hexadecimal else 10)
     except ValueError:
         root = 0
-    if not 0 < root < 1 << 64:
-        raise ConfigError(
-            f"ROOT: expected an id as 16 hexadecimal digits, 0x… or a decimal number, got {text!r}"
-        )
-    return root
+    if 0 < root < 1 << 64:
+        return root
+    raise ConfigError(f"ROOT: expected an id as 16 hexadecimal digits, 0x… or a decimal number, got {text!r}")
 
 
 if __name__ == "__main__":

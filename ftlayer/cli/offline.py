@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,26 +62,14 @@ def inspect_store(path: str | os.PathLike[str]) -> StoreReport:
     `StoreDamagedError`, and `StoreError` when this very process has the store open.
     """
     holder = holder_of(Path(path)) if Path(path).is_dir() else None
-    store = LmdbStore.open(path, read_only=True)
-    try:
+    with closing(LmdbStore.open(path, read_only=True)) as store:
         with store.read() as transaction:
-            tables = {}
-            for table in TABLES:
-                sizes = sum(transaction.sizes(table))
-                tables[table] = TableReport(transaction.count(table), sizes)
-        return StoreReport(
-            path=store.path,
-            format_version=store.format_version,
-            incarnation=store.incarnation,
-            holder=holder,
-            max_bytes=store.max_bytes,
-            used_bytes=store.used_bytes,
-            used_share=store.used_share,
-            file_bytes=store.file_bytes,
-            tables=tables,
-        )
-    finally:
-        store.close()
+            tables = {
+                name: TableReport(transaction.count(name), sum(transaction.sizes(name))) for name in TABLES
+            }
+        about = store.path, store.format_version, store.incarnation, holder
+        sizes = store.max_bytes, store.used_bytes, store.used_share, store.file_bytes
+        return StoreReport(*about, *sizes, tables)
 
 
 @dataclass(frozen=True)
@@ -123,12 +111,14 @@ def inspect_vertex(path: Path) -> list[ShardReport]:
         report = inspect_store(shard)
         with _layer(shard, number, len(shards)) as (store, layer):
             values = _read(store, layer, calls.Stats()).values
-            waiting, delivery, dead = (
-                int(values[name]) for name in ("waiting", "in_delivery", "dead_letters")
+            waiting, delivery = int(values["waiting"]), int(values["in_delivery"])
+            streams, groups = (
+                _read(store, layer, calls.ListStreams()).streams,
+                _groups(store, layer, path.name),
             )
-            streams = _read(store, layer, calls.ListStreams()).streams
-            groups = _groups(store, layer, path.name)
-            reports.append(ShardReport(report, waiting, delivery, dead, streams, groups))
+            reports.append(
+                ShardReport(report, waiting, delivery, int(values["dead_letters"]), streams, groups)
+            )
     return reports
 
 
@@ -159,20 +149,15 @@ def stored_records(path: Path, state: str) -> Iterator[calls.RecordInfo]:
 
 
 def _listed(store: LmdbStore, layer: FTLayerCore, state: str) -> Iterator[calls.RecordInfo]:
-    after = b""
-    while True:
+    reply = None
+    while reply is None or reply.more:
+        after = b"" if reply is None else reply.more
         reply = _read(store, layer, calls.ListRecords(state, "", PAGE, after))
         yield from reply.records
-        after = reply.more
-        if not after:
-            return
 
 
 @contextmanager
 def _layer(shard: Path, number: int, shards: int) -> Iterator[tuple[LmdbStore, FTLayerCore]]:
     """Open a shard's store for reading and recover its rules from it: they only read at their start."""
-    store = LmdbStore.open(shard, read_only=True)
-    try:
+    with closing(LmdbStore.open(shard, read_only=True)) as store:
         yield store, FTLayerCore(store, LayerOptions(shard=number, shards=shards), system_now())
-    finally:
-        store.close()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ftlayer.monitor.rules.differences import Difference
+    from ftlayer.monitor.rules.row_json import Difference
 
 WIDEST = 100_000
 """Columns of a terminal that no row fills."""

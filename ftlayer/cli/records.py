@@ -20,11 +20,10 @@ from ftlayer.errors import ConfigError, MalformedRequestError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ftlayer.monitor.gather import Client, Gatherer
+    from ftlayer.monitor.gather import Gatherer
     from ftlayer.monitor.rules.names import JobNames, VertexView
     from ftlayer.monitor.rules.plans import LetterGroup, Search
-    from ftlayer.monitor.rules.where import Where
-    from ftlayer.vertex.calls import RecordInfo, RecordPage, SelectRecords
+    from ftlayer.vertex.calls import RecordInfo
 
 COUNTING_S = 2.0
 """So long a listing goes on to count what it does not show."""
@@ -84,12 +83,6 @@ def warn_of_killed(views: Iterable[VertexView]) -> None:
             warn(f"what the store of {view.vertex} has is not known: {view.failure}")
 
 
-def parsed_where(text: str) -> Where:
-    from ftlayer.monitor.rules.where import parse_where
-
-    return parse_where(text)
-
-
 def parsed_keys(keys: list[str]) -> tuple[bytes, ...]:
     """Return keys as they were printed, each once. Raises `ConfigError`."""
     for key in keys:
@@ -99,14 +92,6 @@ def parsed_keys(keys: list[str]) -> tuple[bytes, ...]:
                 "list` and `ftlayer pending --oldest` show them first"
             )
     return tuple(dict.fromkeys(map(bytes.fromhex, keys)))
-
-
-def page_of(client: Client, call: SelectRecords) -> RecordPage:
-    from ftlayer.vertex.calls import RecordPage
-
-    page = client.call(call)
-    assert isinstance(page, RecordPage)
-    return page
 
 
 def listed(
@@ -131,7 +116,7 @@ def listed(
         while (call := search.next_call(limit if known is not None else MAX_SELECTED)) is not None:
             if len(found) >= end and (known is not None or time.monotonic() > until):
                 break
-            records = search.take(page_of(client, call))
+            records = search.take(client.call(call))
             count += len(records)
             found += [FoundRecords(vertex, info) for info in records[: end - len(found)]]
     if newest:
@@ -146,7 +131,6 @@ def _failed_ms(record: FoundRecords) -> int:
 
 
 def found_by_keys(gatherer: Gatherer, keys: tuple[bytes, ...]) -> Iterator[FoundRecords]:
-    """Find dead letters by their keys, on whatever vertex they are."""
     from ftlayer.monitor.rules.names import JobNames
     from ftlayer.monitor.rules.plans import Search, Selection
 
@@ -154,7 +138,7 @@ def found_by_keys(gatherer: Gatherer, keys: tuple[bytes, ...]) -> Iterator[Found
         search = Search(Selection(vertex, keys=keys), JobNames([]), 0)
         while (call := search.next_call()) is not None:
             try:
-                page = page_of(gatherer.client(vertex), call)
+                page = gatherer.client(vertex).call(call)
             except MalformedRequestError:
                 break  # one with fewer shards has given out none of these
             for info in search.take(page):
@@ -167,46 +151,28 @@ def found_by_keys(gatherer: Gatherer, keys: tuple[bytes, ...]) -> Iterator[Found
 def print_listing(
     console: Console, listing: RecordListing, names: JobNames, now_ms: int, total: int, *, wide: bool = False
 ) -> None:
-    """Print records, and how many there are; ``total`` is of all, whatever the filter says. ``wide``: in full."""
+    """Print records, two or three lines each, and how many there are, of ``total`` whatever the filter says.
+
+    On a terminal lines are cut to its width unless ``wide``.
+    """
     vertices = sorted({record.vertex for record in listing.records})
     several = len(vertices) > 1
     for record in listing.records:
-        print_listed(console, record, names, now_ms, wide=wide, several=several)
+        print_head(console, record, names, now_ms, several=several)
+        info = record.info
+        if info.reason:
+            where = f"(in {info.operator}) " if info.operator else ""
+            print_line(console, f"  {where}{info.reason}", wide=wide)
+        print_line(console, f"  {payload_text(info, None if wide else LONGEST_PAYLOAD)}", wide=wide)
     for vertex in vertices if several else ():
         console.print(f"  {names.place(vertex)}", soft_wrap=True)
-    console.print(_said(listing, total), soft_wrap=True)
-
-
-def print_listed(
-    console: Console,
-    record: FoundRecords,
-    names: JobNames,
-    now_ms: int,
-    *,
-    wide: bool = False,
-    several: bool = False,
-) -> None:
-    """Print a record as lists have it: two or three lines, on a terminal cut to its width unless ``wide``.
-
-    With ``several`` vertices its one is named.
-    """
-    print_head(console, record, names, now_ms, several=several)
-    info = record.info
-    if info.reason:
-        where = f"(in {info.operator}) " if info.operator else ""
-        print_line(console, f"  {where}{info.reason}", wide=wide)
-    print_line(console, f"  {payload_text(info, None if wide else LONGEST_PAYLOAD)}", wide=wide)
-
-
-def _said(listing: RecordListing, total: int) -> str:
-    shown = len(listing.records)
-    if listing.is_all:
-        more = f" of {listing.count:,}; --limit shows more" if listing.count > shown else ""
-        return f"{shown:,} listed{more}" if shown else "none"
-    return (
-        f"{shown:,} listed of {listing.count:,} found among the first {listing.examined:,} of {total:,}; "
-        "--limit shows more"
-    )
+    shown, examined = len(listing.records), ""
+    if not listing.is_all:
+        examined = f" found among the first {listing.examined:,} of {total:,}"
+    more = f" of {listing.count:,}{examined}; --limit shows more"
+    is_more = listing.count > shown or not listing.is_all
+    said = f"{shown:,} listed{more if is_more else ''}" if shown or not listing.is_all else "none"
+    console.print(said, soft_wrap=True)
 
 
 def print_head(
@@ -220,8 +186,7 @@ def print_head(
     attempt = f"attempt {_attempt(info)}{', final' if info.is_final else ''}"
     state = () if info.state == "dead" else (info.state,)
     parts = [info.key.hex(), *((record.vertex,) if several else ()), stream, *state, attempt]
-    since_ms = _failed_ms(record) or info.registered_ms
-    if since_ms:
+    if since_ms := _failed_ms(record) or info.registered_ms:
         parts.append(f"{spoken(now_ms - since_ms)} ago")
     if info.not_before_ms:
         parts.append(f"not before {time_text(info.not_before_ms)}")
@@ -257,7 +222,7 @@ def print_record(console: Console, record: FoundRecords, names: JobNames, *, sev
 
 
 def _structured_text(info: RecordInfo) -> str:
-    """Return a payload on one line; on several where a text of it is JSON, which is shown as its structure."""
+    """Return a payload on one line; on several where a text of it is JSON."""
     import json
 
     from ftlayer.monitor.rules.row_json import json_of_row, structured_row
@@ -269,10 +234,7 @@ def _structured_text(info: RecordInfo) -> str:
 
 
 def _print_attempts(console: Console, info: RecordInfo) -> None:
-    """Print failed attempts with their tracebacks; one that is as that before is not printed again.
-
-    Between two of them is when the record was given its attempts back, and by whom, as far as that is known.
-    """
+    """Print failed attempts, a traceback as that before once, and when and by whom the record was requeued."""
     before = ""
     for attempt, behind in zip_longest(info.history, info.history[1:]):
         where = f"  ({attempt.place})" if attempt.place else ""

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ftlayer.cli.offline import ShardReport
+from ftlayer.cli.offline import ShardReport, StoreReport
 from ftlayer.cli.printing import new_table, print_table
 from ftlayer.cli.records import FoundRecords, RecordListing, print_listing, table_of_groups
 from ftlayer.common.clock import system_now
@@ -35,20 +35,23 @@ def print_shards(console: Console, path: Path, shards: list[ShardReport], *, tab
     table.add_column("")
     for shard in shards:
         table.add_column(shard.store.path.name, justify="right")
+    stores = [shard.store for shard in shards]
     rows = {
         "records waiting": [f"{shard.waiting:,}" for shard in shards],
         "records on their way": [f"{shard.delivery:,}" for shard in shards],
         "dead letters": [f"{shard.dead:,}" for shard in shards],
-        "used": [_share(shard) for shard in shards],
-        "file": [f"{shard.store.file_bytes / MIB:,.1f} MiB" for shard in shards],
-        "held by process": [_holder(shard.store.holder) for shard in shards],
-        "incarnation": [str(shard.store.incarnation) for shard in shards],
-        "format": [str(shard.store.format_version) for shard in shards],
+        "used": [_share(store) for store in stores],
+        "file": [f"{store.file_bytes / MIB:,.1f} MiB" for store in stores],
+        "held by process": [
+            "none" if (by := each.holder) is None else str(by or "unknown") for each in stores
+        ],
+        "incarnation": [str(store.incarnation) for store in stores],
+        "format": [str(store.format_version) for store in stores],
     }
     for name, values in rows.items():
         table.add_row(name, *values)
     for name in TABLES if tables else ():
-        reports = [shard.store.tables[name] for shard in shards]
+        reports = [store.tables[name] for store in stores]
         values = [f"{report.entries:,} entries, {report.value_bytes:,} B" for report in reports]
         table.add_row(f"table {name}", *values, style="dim")
     console.print(table)
@@ -60,10 +63,8 @@ def print_shards(console: Console, path: Path, shards: list[ShardReport], *, tab
     if any(shard.store.holder is not None for shard in shards):
         console.print("A vertex has this store open; what it has in flight is counted as waiting.")
     elif any(shard.dead for shard in shards):
-        console.print(
-            f"ftlayer dead list --store {path} lists its dead letters; requeue, edit, purge, export do it too",
-            soft_wrap=True,
-        )
+        lists = f"ftlayer dead list --store {path} lists its dead letters"
+        console.print(f"{lists}; requeue, edit, purge, export do it too", soft_wrap=True)
 
 
 def names_in(path: Path, shards: list[ShardReport]) -> JobNames:
@@ -83,7 +84,6 @@ def _print_streams(console: Console, path: Path, shards: list[ShardReport], name
 
 
 def shard_facts(path: Path, shards: list[ShardReport]) -> Facts:
-    """Return what the store of a vertex holds as JSON has it."""
     names = names_in(path, shards)
     groups = [letter_group_facts(group, names) for shard in shards for group in shard.groups]
     return {"path": str(path), "shards": [_shard_facts(shard) for shard in shards], "groups": groups}
@@ -131,7 +131,6 @@ def print_records(
 
 
 def print_explained(console: Console, root: int, explained: Explanation | None) -> None:
-    """Print what a root waits for, a line an id."""
     name = f"root {root:016x}"
     if explained is None:
         console.print(f"{name} is not pending: it is done, has failed, or was never registered")
@@ -150,10 +149,5 @@ def print_explained(console: Console, root: int, explained: Explanation | None) 
     console.print(table)
 
 
-def _share(shard: ShardReport) -> str:
-    store = shard.store
+def _share(store: StoreReport) -> str:
     return f"{store.used_bytes / MIB:,.1f} of {store.max_bytes / MIB:,.0f} MiB ({store.used_share:.1%})"
-
-
-def _holder(holder: int | None) -> str:
-    return "none" if holder is None else str(holder or "unknown")

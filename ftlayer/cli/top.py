@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from ftlayer.monitor.gather import Gatherer
-    from ftlayer.monitor.rules.names import JobKey, VertexView
+    from ftlayer.monitor.rules.names import JobKey
 
 
 class Key(StrEnum):
@@ -39,21 +39,14 @@ class Key(StrEnum):
     QUIT = "quit"
 
 
-_KEYS = {
-    b"\x1b[A": Key.UP,
-    b"\x1bOA": Key.UP,
-    b"k": Key.UP,
-    b"\x1b[B": Key.DOWN,
-    b"\x1bOB": Key.DOWN,
-    b"j": Key.DOWN,
-    b"\r": Key.ENTER,
-    b"\n": Key.ENTER,
-    b"\x1b[C": Key.ENTER,
-    b"\x1b": Key.BACK,
-    b"\x7f": Key.BACK,
-    b"\x1b[D": Key.BACK,
-    b"q": Key.QUIT,
+_SENT = {
+    Key.UP: (b"\x1b[A", b"\x1bOA", b"k"),
+    Key.DOWN: (b"\x1b[B", b"\x1bOB", b"j"),
+    Key.ENTER: (b"\r", b"\n", b"\x1b[C"),
+    Key.BACK: (b"\x1b", b"\x7f", b"\x1b[D"),
+    Key.QUIT: (b"q",),
 }
+_KEYS = {sent: key for key, all_sent in _SENT.items() for sent in all_sent}
 _READ = 64
 
 
@@ -73,7 +66,6 @@ def pressed_keys() -> Iterator[int | None]:
 
 
 def next_key(terminal: int, timeout_s: float) -> Key | None:
-    """Return the next key that means something; None if none was pressed in time, or another."""
     readable, _, _ = select.select([terminal], [], [], max(timeout_s, 0))
     return key_of(os.read(terminal, _READ)) if readable else None
 
@@ -98,7 +90,8 @@ class Position:
 
 def moved(position: Position, key: Key, jobs: list[JobKey]) -> Position | None:
     """Return where a key leads to, None out of it; ``jobs`` are those in the list."""
-    selected = min(position.selected, max(len(jobs) - 1, 0))
+    last = max(len(jobs) - 1, 0)
+    selected = min(position.selected, last)
     if key is Key.QUIT or (key is Key.BACK and position.opened is None):
         return None
     if key is Key.BACK:
@@ -108,7 +101,7 @@ def moved(position: Position, key: Key, jobs: list[JobKey]) -> Position | None:
     if key is Key.ENTER:
         return Position(selected, jobs[selected] if jobs else None)
     step = -1 if key is Key.UP else 1
-    return Position(min(max(selected + step, 0), max(len(jobs) - 1, 0)))
+    return Position(min(max(selected + step, 0), last))
 
 
 @asking
@@ -136,14 +129,11 @@ def top(
 
 
 def _print_looks(
-    gatherer: Gatherer,
-    lines: Callable[[tuple[VertexView, ...]], Iterator[str]],
-    interval_s: float,
-    count: int,
+    gatherer: Gatherer, lines: Callable[[Gatherer], Iterator[str]], interval_s: float, count: int
 ) -> None:
     looks = 0
     while True:
-        for line in lines(gatherer.views()):
+        for line in lines(gatherer):
             typer.echo(line)
         looks += 1
         if looks == count:
@@ -152,22 +142,20 @@ def _print_looks(
         gatherer.gather()
 
 
-def _as_json(views: tuple[VertexView, ...]) -> Iterator[str]:
+def _as_json(gatherer: Gatherer) -> Iterator[str]:
     from ftlayer.monitor.rules.facts import overview_facts
-    from ftlayer.monitor.rules.names import JobNames
 
-    yield json.dumps(overview_facts(views, JobNames(views)))
+    yield json.dumps(overview_facts(gatherer.views(), gatherer.names()))
 
 
-def _as_lines(views: tuple[VertexView, ...]) -> Iterator[str]:
+def _as_lines(gatherer: Gatherer) -> Iterator[str]:
     from ftlayer.monitor.rules.health import job_health
-    from ftlayer.monitor.rules.names import JobNames, pace_of, state_of
+    from ftlayer.monitor.rules.names import pace_of, state_of
 
-    names, at = JobNames(views), time_text(system_now().wall_ms)
+    views, names, at = gatherer.views(), gatherer.names(), time_text(system_now().wall_ms)
     for view in views:
-        counts = ", ".join(
-            f"{int(view.stats[name]):,} {word}" for name, word in COUNTS.items() if name in view.stats
-        )
+        known = [(view.stats[name], word) for name, word in COUNTS.items() if name in view.stats]
+        counts = ", ".join(f"{int(count):,} {word}" for count, word in known)
         yield printable(f"{at}  vertex {view.vertex}: {view.state}{f', {counts}' if counts else ''}")
     for view, announced in jobs_of(views):
         job = announced.job
@@ -185,45 +173,40 @@ def _as_lines(views: tuple[VertexView, ...]) -> Iterator[str]:
 def _show(console: Console, gatherer: Gatherer, interval_s: float) -> None:
     from rich.live import Live
 
+    from ftlayer.monitor.rules.names import JobKey
+
     with pressed_keys() as terminal, Live(console=console, screen=True, auto_refresh=False) as live:
         position: Position | None = Position()
         due = time.monotonic() + interval_s
         while position is not None:
             live.update(_drawn(console, gatherer, position), refresh=True)
-            key = _wait(terminal, due - time.monotonic())
-            if key is not None:
-                position = moved(position, key, _keys(gatherer))
+            if terminal is None:
+                time.sleep(max(due - time.monotonic(), 0))
+            elif (key := next_key(terminal, due - time.monotonic())) is not None:
+                listed = jobs_of(gatherer.views())
+                position = moved(
+                    position, key, [JobKey(view.vertex, each.job.owner) for view, each in listed]
+                )
             if time.monotonic() >= due:
                 gatherer.gather()
                 due = time.monotonic() + interval_s
 
 
-def _wait(terminal: int | None, timeout_s: float) -> Key | None:
-    if terminal is not None:
-        return next_key(terminal, timeout_s)
-    time.sleep(max(timeout_s, 0))
-    return None
-
-
-def _keys(gatherer: Gatherer) -> list[JobKey]:
-    from ftlayer.monitor.rules.names import JobKey
-
-    return [JobKey(view.vertex, announced.job.owner) for view, announced in jobs_of(gatherer.views())]
-
-
 def _drawn(console: Console, gatherer: Gatherer, position: Position) -> RenderableType:
     from rich.console import Group
+    from rich.styled import Styled
 
+    # A text, and not rich's Text: the console makes it printable.
     return Group(
-        *_rendered(console, [*_parts(gatherer, position), PrintedLine(""), PrintedLine(HELP, "dim")])
+        *(
+            Styled(part.text, part.style) if isinstance(part, PrintedLine) else fitting(console, part)
+            for part in (*_parts(gatherer, position), PrintedLine(""), PrintedLine(HELP, "dim"))
+        )
     )
 
 
 def _parts(gatherer: Gatherer, position: Position) -> Iterable[Part]:
-    from ftlayer.monitor.rules.names import JobNames
-
-    views = gatherer.views()
-    names = JobNames(views)
+    views, names = gatherer.views(), gatherer.names()
     if position.opened is None:
         selected = min(position.selected, max(len(jobs_of(views)) - 1, 0))
         return overview_parts(views, names, selected)
@@ -234,13 +217,3 @@ def _parts(gatherer: Gatherer, position: Position) -> Iterable[Part]:
         return [PrintedLine(names.label(key.vertex, key.owner), "bold"), PrintedLine(str(error), "red")]
     view = next(view for view in views if view.vertex == key.vertex)
     return job_parts(view, job, names, None)
-
-
-def _rendered(console: Console, parts: Iterable[Part]) -> Iterator[RenderableType]:
-    from rich.styled import Styled
-
-    # A text, and not rich's Text: the console makes it printable.
-    return (
-        Styled(part.text, part.style) if isinstance(part, PrintedLine) else fitting(console, part)
-        for part in parts
-    )

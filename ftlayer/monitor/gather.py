@@ -38,7 +38,7 @@ from ftlayer.errors import (
     VertexUnavailableError,
 )
 from ftlayer.monitor.rules.health import LATELY_MS
-from ftlayer.monitor.rules.names import VertexView, marked
+from ftlayer.monitor.rules.names import JobNames, VertexView, marked
 from ftlayer.monitor.rules.plans import DEAD, WAITING, check_way_back
 from ftlayer.monitor.sources import VertexSource, short_name
 from ftlayer.records.ipc import as_stream, says
@@ -51,12 +51,8 @@ from ftlayer.vertex.store import LmdbStore
 logger = logging.getLogger(__name__)
 
 
-# What drivers that are gone have said last of their jobs: beside checkpoints, or in the store of their vertex.
-#
-# The dead letters of jobs without a vertex are beside their checkpoints, too.
-#
-# Directories with checkpoints are looked at as boards are. Nothing can be asked of a job there.
-
+# What drivers that are gone have said last of their jobs: beside checkpoints, with the dead letters of jobs without a
+# vertex, or in the store of their vertex. Directories with checkpoints are looked at as boards are.
 
 _NEVER_MS = (1 << 63) - 1
 
@@ -69,7 +65,6 @@ class BrokenFiles:
         self._found: list[CheckpointError] = []
 
     def take(self, error: CheckpointError) -> None:
-        """One cannot be read, as the error says."""
         self._found.append(error)
 
     def name(self, *, others: bool) -> None:
@@ -90,6 +85,12 @@ class _Shown:
     info: calls.RecordInfo
     place: bytes
     died_ms: int
+
+
+_ABOUT_LETTERS = (
+    *(calls.Stats, calls.ListStreams, calls.DeadGroups, calls.SelectRecords, calls.ListRecords),
+    *(calls.Purge, calls.Requeue, calls.EditAndRequeue),
+)
 
 
 class LetterReader:
@@ -122,21 +123,11 @@ class LetterReader:
         Raises `CheckpointError` for files that cannot be read where there are no others, and for letters that cannot
         go back `UnsupportedError`: then nothing is changed.
         """
-        match call:
-            case (
-                calls.Stats()
-                | calls.ListStreams()
-                | calls.DeadGroups()
-                | calls.SelectRecords()
-                | calls.ListRecords()
-                | calls.Purge()
-                | calls.Requeue()
-                | calls.EditAndRequeue()
-            ):
-                jobs = stored_letters(self._url, self._key, self._broken.take)
-                self._broken.name(others=bool(jobs))
-                return self._of_jobs(call, jobs) if jobs else None
-        return None
+        if not isinstance(call, _ABOUT_LETTERS):
+            return None
+        jobs = stored_letters(self._url, self._key, self._broken.take)
+        self._broken.name(others=bool(jobs))
+        return self._of_jobs(call, jobs) if jobs else None
 
     def _of_jobs(self, call: calls.Call, jobs: list[StoredLetters]) -> calls.Reply:
         if isinstance(call, calls.Purge):
@@ -149,8 +140,7 @@ class LetterReader:
             return self._requeue({edit.key: edit.payload for edit in call.edits}, jobs)
         if isinstance(call, calls.ListRecords):
             wanted = calls.SelectRecords(call.state, call.stream, limit=call.limit, after=call.after)
-            page = _page(wanted, self._letters(jobs))
-            return calls.RecordList(page.records, page.more)
+            return calls.RecordList((page := _page(wanted, self._letters(jobs))).records, page.more)
         letters = self._letters(jobs)
         if isinstance(call, calls.SelectRecords):
             return _page(call, letters)
@@ -191,7 +181,6 @@ class LetterReader:
 
 
 def _in_order(jobs: Iterable[StoredLetters], broken: BrokenFiles) -> list[_Shown]:
-    """Return all letters, in the order of their deaths; ``broken`` is told of files that cannot be read."""
     # A job that went back to an older checkpoint may have written a letter twice.
     found = {}
     for job in jobs:
@@ -229,21 +218,18 @@ def _page(call: calls.SelectRecords, letters: list[_Shown]) -> calls.RecordPage:
         behind = [each for each in letters if not call.after or each.place < call.after]
     else:
         behind = [each for each in letters if each.place > call.after]
-    found: list[_Shown] = []
-    size = 0
-    for examined, each in enumerate(behind):
+    found: list[calls.RecordInfo] = []
+    size, examined, more = 0, len(behind), b""
+    for place, each in enumerate(behind):
         if len(found) == call.limit or size >= calls.MAX_PAGE_BYTES:
-            return _page_of(call, found, examined, behind[examined - 1].place)
+            examined, more = place, behind[place - 1].place
+            break
         if _is_wanted(call, each):
-            found.append(each)
+            found.append(each.info)
             if not call.keys_only:
                 size += each.info.payload.nbytes + sum(len(one.traceback) for one in each.info.history)
-    return _page_of(call, found, len(behind), b"")
-
-
-def _page_of(call: calls.SelectRecords, found: list[_Shown], examined: int, more: bytes) -> calls.RecordPage:
-    infos = () if call.keys_only else tuple(each.info for each in found)
-    return calls.RecordPage(infos, tuple(each.info.key for each in found), examined, more)
+    keys = tuple(info.key for info in found)
+    return calls.RecordPage(() if call.keys_only else tuple(found), keys, examined, more)
 
 
 def _is_wanted(call: calls.SelectRecords, shown: _Shown) -> bool:
@@ -265,31 +251,29 @@ def _is_wanted(call: calls.SelectRecords, shown: _Shown) -> bool:
 
 
 def _streams(letters: list[_Shown]) -> calls.StreamList:
-    counts = Counter(
-        (each.info.stream, each.info.title, each.info.source, each.info.state) for each in letters
-    )
-    return calls.StreamList(
-        tuple(
-            calls.StreamDetails(
-                stream=stream,
-                owner=job,
-                title=job,
-                source=chain,
-                pending=0,
-                waiting=counts[stream, job, chain, WAITING],
-                in_delivery=0,
-                dead=counts[stream, job, chain, DEAD],
-                persisted=0,
-                completed=0,
-                failed=0,
-                died=0,
-                oldest_ms=0,
-                max_pending=0,
-                kind=calls.JobKind.TOPOLOGY,
-            )
-            for stream, job, chain in sorted({name[:3] for name in counts})
+    infos = [each.info for each in letters]
+    counts = Counter((info.stream, info.title, info.source, info.state) for info in infos)
+    found = [
+        calls.StreamDetails(
+            stream=stream,
+            owner=job,
+            title=job,
+            source=chain,
+            pending=0,
+            waiting=counts[stream, job, chain, WAITING],
+            in_delivery=0,
+            dead=counts[stream, job, chain, DEAD],
+            persisted=0,
+            completed=0,
+            failed=0,
+            died=0,
+            oldest_ms=0,
+            max_pending=0,
+            kind=calls.JobKind.TOPOLOGY,
         )
-    )
+        for stream, job, chain in sorted({name[:3] for name in counts})
+    ]
+    return calls.StreamList(tuple(found))
 
 
 def _groups(call: calls.DeadGroups, letters: list[_Shown]) -> calls.GroupList:
@@ -297,19 +281,11 @@ def _groups(call: calls.DeadGroups, letters: list[_Shown]) -> calls.GroupList:
     for each in letters:
         if each.info.state == DEAD and call.stream in ("", each.info.stream, each.info.title):
             groups.setdefault((each.info.stream, _number(each.info)), []).append(each)
-    found = [
-        calls.DeadGroup(
-            stream,
-            number,
-            some[0].info.operator,
-            kind_of(some[0].info.reason),
-            some[0].info.reason,
-            len(some),
-            some[0].died_ms,
-            some[-1].died_ms,
-        )
-        for (stream, number), some in groups.items()
-    ]
+    found = []
+    for (stream, number), some in groups.items():
+        operator, reason = some[0].info.operator, some[0].info.reason
+        counts = len(some), some[0].died_ms, some[-1].died_ms
+        found.append(calls.DeadGroup(stream, number, operator, kind_of(reason), reason, *counts))
     return calls.GroupList(tuple(sorted(found, key=lambda group: -group.count)), 1.0)
 
 
@@ -339,18 +315,15 @@ class StoredReports:
 
     @property
     def name(self) -> str:
-        return short_name(last_name(normal(self.url)))
+        return short_name(last_name(self.address))
 
     @property
     def address(self) -> str:
         return normal(self.url)
 
-    @property
-    def identity(self) -> str:
-        return self.address
+    identity = address
 
     def refreshed(self) -> StoredReports:
-        """Return it: it stays where it is."""
         return self
 
     def client(self, clock: Callable[[], Now]) -> ReportReader:
@@ -399,7 +372,7 @@ class ReportReader:
                 return answer
 
     def close(self) -> None:
-        """Nothing is open."""
+        pass
 
     def _jobs(self) -> tuple[calls.AnnouncedJob, ...]:
         check_directory(self._url)
@@ -438,14 +411,13 @@ def _announced(report: LastReport, now_ms: int) -> calls.AnnouncedJob:
 
 
 def _has_ended(job: calls.JobDetails) -> bool:
-    if not job.pid or job.host != socket.gethostname():
-        return False
-    try:
-        os.kill(job.pid, 0)
-    except ProcessLookupError:
-        return True
-    except (PermissionError, OverflowError):  # another user's: it may be the driver
-        return False
+    if job.pid and job.host == socket.gethostname():
+        try:
+            os.kill(job.pid, 0)
+        except ProcessLookupError:
+            return True
+        except (PermissionError, OverflowError):
+            pass  # another user's: it may be the driver
     return False
 
 
@@ -495,13 +467,7 @@ class Gatherer:
         connect: Callable[[VertexSource, str], Client] = VertexSource.client,
         deadline_ms: int = DEADLINE_MS,
     ) -> None:
-        """Ask nothing yet.
-
-        Args:
-            look: asked before each gathering for the vertices that there are.
-            label: names the clients in logs.
-            deadline_ms: how long a vertex may take to say how it is.
-        """
+        """``look`` is asked before each gathering, ``label`` names clients in logs, a vertex has ``deadline_ms``."""
         self._look = look
         self._label = label
         self._clock = clock
@@ -531,15 +497,18 @@ class Gatherer:
             views = [self._vertices[name].view for name in sorted(self._vertices)]
         views.sort(key=lambda view: view.is_gone or view.is_killed)
         there = {each.job.run for view in views if not view.is_stored for each in view.jobs}
-        return tuple(
-            replace(view, jobs=tuple(each for each in view.jobs if each.job.run not in there))
-            if view.is_stored
-            else view
-            for view in views
-        )
+        for place, view in enumerate(views):
+            if view.is_stored:
+                jobs = tuple(each for each in view.jobs if each.job.run not in there)
+                views[place] = replace(view, jobs=jobs)
+        return tuple(views)
+
+    def names(self) -> JobNames:
+        """Return how people call the jobs and streams in `views`."""
+        return JobNames(self.views())
 
     def client(self, vertex: str) -> Client:
-        """Return the client of a vertex, which stays this gatherer's. `ConfigError` for a name that none has."""
+        """Return what asks a vertex; `ConfigError` for a name that none has."""
         return self._named(vertex).client
 
     def error(self, vertex: str) -> FTLayerError | None:
@@ -554,11 +523,9 @@ class Gatherer:
         view = self._named(vertex).view
         if view.is_gone or view.is_killed:
             last = next((announced for announced in view.jobs if announced.job.owner == owner), None)
-            if last is None:
-                raise UnknownJobError(
-                    f"job {owner!r} is not known of vertex {vertex}, whose program has ended"
-                )
-            return last
+            if last is not None:
+                return last
+            raise UnknownJobError(f"job {owner!r} is not known of vertex {vertex}, whose program has ended")
         return self.client(vertex).call(calls.GetJob(owner, checkpoints_since_ms))
 
     def hour(self, vertex: str, owner: str = "") -> calls.Hour:
@@ -597,9 +564,7 @@ class Gatherer:
 
     def _forget_some(self) -> None:
         with self._lock:
-            gone = [
-                vertex for vertex in self._vertices.values() if vertex.view.is_gone or vertex.view.is_killed
-            ]
+            gone = [each for each in self._vertices.values() if each.view.is_gone or each.view.is_killed]
             gone.sort(key=lambda vertex: vertex.view.as_of_ms, reverse=True)
             for vertex in gone[KEEP_GONE:]:
                 del self._vertices[vertex.view.vertex]
@@ -629,7 +594,6 @@ class Gatherer:
             vertex.view = view
 
     def _looked_at(self, vertex: _Vertex) -> tuple[VertexView, FTLayerError | None]:
-        """Return a vertex as it is now, and what was wrong where its driver is not there."""
         before, source = vertex.view, vertex.source.refreshed()
         if source is None and not before.is_killed:
             return replace(self._without_answer(before, "its program has ended"), is_gone=True), None
@@ -653,18 +617,10 @@ class Gatherer:
         return replace(self._without_answer(before, failure), is_killed=True, jobs=jobs)
 
     def _without_answer(self, before: VertexView, failure: str) -> VertexView:
-        return replace(
-            before,
-            is_up=False,
-            is_gone=False,
-            is_killed=False,
-            is_unreadable=False,
-            asked_ms=self._clock().wall_ms,
-            failure=failure,
-        )
+        view = replace(before, is_up=False, is_gone=False, is_killed=False, is_unreadable=False)
+        return replace(view, asked_ms=self._clock().wall_ms, failure=failure)
 
     def _follow(self, vertex: _Vertex, source: VertexSource | StoredReports) -> None:
-        """Connect anew where the driver was started again: its vertex has another address and token."""
         with self._lock:
             if vertex.source != source:
                 vertex.client.close()

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from ftlayer.cli import new
 from ftlayer.cli.main import app
-from ftlayer.cli.scaffold.choices import ProjectSink, ProjectSource
+from ftlayer.cli.new import ProjectSink, ProjectSource
 
 
 def ftlayer(*arguments: object, answer: str | None = None) -> tuple[int, str]:

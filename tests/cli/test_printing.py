@@ -14,9 +14,9 @@ from rich.console import Console
 
 from ftlayer.cli.printing import new_table, print_differences, print_line, print_table, time_text
 from ftlayer.cli.records import FoundRecords, listed, print_listing, print_record, table_of_groups
-from ftlayer.monitor.rules.differences import differences
 from ftlayer.monitor.rules.names import JobNames, VertexView
 from ftlayer.monitor.rules.plans import LetterGroup, Search, Selection
+from ftlayer.monitor.rules.row_json import differences
 from ftlayer.vertex.calls import Attempt, RecordInfo, RecordPage
 
 NOW_MS = 1_800_000_000_000

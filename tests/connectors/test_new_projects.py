@@ -23,8 +23,15 @@ from postgres_kit import PostgresServer
 from redis_kit import RedisServer
 from servers import free_port, until
 
-from ftlayer.cli.scaffold.choices import Choices, ProjectKind, ProjectMode, ProjectSink, ProjectSource
-from ftlayer.cli.scaffold.project import project, write_project
+from ftlayer.cli.new import (
+    Choices,
+    ProjectKind,
+    ProjectMode,
+    ProjectSink,
+    ProjectSource,
+    project,
+    write_project,
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.campaign]
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.monitor.console import charts, formats
-from ftlayer.monitor.console.graph import GraphEdge, GraphNode, draw
+from ftlayer.monitor.console.charts import GraphEdge, GraphNode, draw
 
 SCRIPT = '"><script>alert(1)</script>'
 NAMESPACE = "{http://www.w3.org/2000/svg}"

@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.monitor.console.graph import EdgeRoute, Layout, LayoutEdge, lay_out
+from ftlayer.monitor.console.charts import EdgeRoute, Layout, LayoutEdge, lay_out
 
 SAMPLES = [step / 40 for step in range(41)]
 

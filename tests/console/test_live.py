@@ -10,7 +10,7 @@ from starlette.datastructures import QueryParams
 
 from ftlayer.monitor.console.guard import Caller
 from ftlayer.monitor.console.live import LivePage, Visit, news
-from ftlayer.monitor.console.login import Role, User
+from ftlayer.monitor.console.options import Role, User
 from ftlayer.monitor.console.pages import jobs, overview
 
 READER = Caller(User("bob", Role.READER, "token"), None)

@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 
 from ftlayer.errors import ConfigError
-from ftlayer.monitor.console.login import IDLE_MS, SESSION_MS, Role, Sessions, Throttle, Users
-from ftlayer.monitor.console.options import ConsoleOptions
+from ftlayer.monitor.console.options import (
+    IDLE_MS,
+    SESSION_MS,
+    ConsoleOptions,
+    Role,
+    Sessions,
+    Throttle,
+    Users,
+)
 from ftlayer.monitor.console.pages.overview import own_path
 from ftlayer.monitor.console.searching import Console
 from ftlayer.monitor.gather import Gatherer

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ftlayer.cli.demo.checkpointed import PreparedInput
 from ftlayer.cli.demo.choices import Engine, Kill, Kind, Mode, Victim, doomed, kind_of
+from ftlayer.cli.demo.programs import PreparedInput
 from ftlayer.cli.demo.run import ACCOUNTS, DemoOptions, explanation, faults, run_demo
 from ftlayer.errors import ConfigError
 

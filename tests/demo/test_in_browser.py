@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from ftlayer.cli.demo.checkpointed import prepared_files
 from ftlayer.cli.demo.driver import RunDirectory
 from ftlayer.cli.demo.ledger import recount
+from ftlayer.cli.demo.programs import prepared_files
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.vertex.service.access import FOUND_ACCESS_FILE, AccessFile, write_access
 

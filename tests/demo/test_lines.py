@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ftlayer.cli.demo import checkpointed as module
-from ftlayer.cli.demo.checkpointed import STEP, input_partitions, lines_read
+from ftlayer.cli.demo import programs as module
+from ftlayer.cli.demo.programs import STEP, input_partitions, lines_read
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ftlayer.cli.demo.checkpointed import FILES_A_BATCH, prepare, prepared_files
+from ftlayer.cli.demo.programs import FILES_A_BATCH, prepare, prepared_files
 from ftlayer.errors import ConfigError
 
 

@@ -32,8 +32,8 @@ from ftlayer.common.rules import restart
 from ftlayer.config import FTStatus, ServeOptions, TopologyOptions, VertexOptions
 from ftlayer.functions.handles import AggregatingHandle, ListHandle, ReducingHandle, ValueHandle
 from ftlayer.functions.process import Context, CoProcessFunction, KeyTimers, ProcessFunction
+from ftlayer.monitor.console import api as console_api
 from ftlayer.monitor.console import watch as console_metrics
-from ftlayer.monitor.console.api import jobs as console_jobs
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.rules.events import JobState
 from ftlayer.runtime.driver.rules.job_status import ChainStatus, JobStatus
@@ -670,7 +670,7 @@ def check_expression(span: str) -> None:
 @pytest.mark.parametrize("name", MIGRATION)
 def test_names_of_ours_in_migration_tables_exist(name: str) -> None:
     known, metrics, checked = commands(), metrics_of_prometheus(), 0
-    routes = {route.path for route in console_jobs.router.routes if isinstance(route, APIRoute)}
+    routes = {route.path for route in console_api.job_routes.routes if isinstance(route, APIRoute)}
     for span in here(page(name)):
         checked += 1
         if span.startswith("ftlayer "):

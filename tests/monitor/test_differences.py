@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ftlayer.monitor.rules.differences import Difference, Stretches, differences
+from ftlayer.monitor.rules.row_json import Difference, Stretches, differences
 
 LEAVES = st.one_of(
     st.none(),

@@ -19,7 +19,7 @@ from ftlayer.connectors.postgres.catalog import schema_of_changes
 from ftlayer.errors import ResultRowError
 from ftlayer.functions.failures import failure_of
 from ftlayer.monitor.rules import facts
-from ftlayer.monitor.rules.facts.common import masked_failure, masked_reason, masked_traceback
+from ftlayer.monitor.rules.facts import masked_failure, masked_reason, masked_traceback
 from ftlayer.monitor.rules.names import JobNames
 from ftlayer.runtime.driver.rules.slot_record import conviction
 from ftlayer.sources import PolledJsonSource, SseSource, TailSource, WebhookSource

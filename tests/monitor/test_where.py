@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from ftlayer.errors import ConfigError
 from ftlayer.monitor.rules.names import JobNames
-from ftlayer.monitor.rules.where import Where, parse_where
-from ftlayer.monitor.rules.where.filter import Comparison, Every, Negation, Pushed, Some, Value
+from ftlayer.monitor.rules.where import Comparison, Every, Negation, Pushed, Some, Value, Where, parse_where
 from ftlayer.vertex.calls import Attempt, RecordInfo
 
 NOW_MS = 1_800_000_000_000

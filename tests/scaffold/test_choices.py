@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ftlayer.cli.scaffold.choices import (
+from ftlayer.cli.new import (
     Choices,
     ProjectKind,
     ProjectMode,

@@ -22,15 +22,17 @@ from pyspark.sql.types import StructType
 
 import ftlayer.cli.scaffold
 from ftlayer import FTLayer, StreamEnvironment
-from ftlayer.cli.scaffold.choices import (
+from ftlayer.cli.new import (
+    NAME,
     Choices,
     ProjectKind,
     ProjectMode,
     ProjectSink,
     ProjectSource,
+    project,
     sinks_of,
+    write_project,
 )
-from ftlayer.cli.scaffold.project import NAME, project, write_project
 from ftlayer.errors import SourceError
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.cli.scaffold.project import write_project
+from ftlayer.cli.new import write_project
 from ftlayer.errors import ConfigError
 
 FILES = {"README.md": "one", "shop/job.py": "two", ".gitignore": "three"}

@@ -11,7 +11,7 @@ import pyarrow as pa
 from ftlayer.checkpoint.dead_letters.letter import letter_of
 from ftlayer.cli.main import parse_root
 from ftlayer.cli.records import parsed_keys
-from ftlayer.monitor.rules.facts.common import record_facts
+from ftlayer.monitor.rules.facts import record_facts
 from ftlayer.monitor.rules.names import JobNames
 from ftlayer.spark.facade import record_row
 from ftlayer.vertex.calls import Attempt, RecordInfo

@@ -1,8 +1,7 @@
 """The driver of the demo: ``python -m ftlayer.cli.demo.driver DIRECTORY KIND``, started by the screen.
 
-What it runs is in `ftlayer.cli.demo.query`, `ftlayer.cli.demo.tracked` and `ftlayer.cli.demo.checkpointed`, and looks
-like a user's own program: nothing in it knows that it is going to be killed. It prints events
-(`ftlayer.cli.demo.driver`); everything else goes to the log.
+What it runs (`ftlayer.cli.demo.programs`) looks like a user's own program: nothing in it knows that it is going to be
+killed. It prints events; everything else goes to the log.
 """
 
 from __future__ import annotations
@@ -150,11 +149,10 @@ class RunDirectory:
         self.changes = root / "changes.json"
 
     def batch_output(self, batch: int) -> Path:
-        """Return where the rows of one batch of the query go; written again, they replace what was there."""
+        """The rows of one batch of the query; written again, they replace what was there."""
         return self.output / f"batch={batch:05}"
 
     def sink_batches(self) -> Iterator[tuple[int, Columns]]:
-        """Yield the rows in the query's sink, batch by batch, as columns."""
         for path in sorted(self.output.glob("batch=*")):
             for columns in _columns(path):
                 yield int(path.name.removeprefix("batch=")), columns
@@ -163,22 +161,18 @@ class RunDirectory:
         return sum(1 for _ in self.output.glob("part-*.parquet"))
 
     def sink_files(self) -> Iterator[Columns]:
-        """Yield the rows in the topology's sink, file by file, as columns."""
         return _columns(self.output)
 
     def dead_lines(self) -> Iterator[DeadLine]:
-        """Yield the dead letters that the driver wrote down."""
         with self.dead.open(encoding="utf-8") as file:
             for line in file:
                 values = json.loads(line)
                 yield DeadLine(values["line"], values["reason"], values["attempts"], values["edited"])
 
     def hand_changes(self) -> HandChanges:
-        """Return what people have done to dead letters, as the driver wrote it down."""
         return HandChanges(**json.loads(self.changes.read_text("utf-8")))
 
     def dead_lines_in_files(self) -> Iterator[DeadLine]:
-        """Yield the dead letters in the sink of the topology with checkpoints."""
         for columns in _columns(self.dead_letters):
             for record, reason, attempts in zip(
                 columns["record"], columns["reason"], columns["attempts"], strict=True
@@ -203,11 +197,11 @@ Tell = Callable[[Event], None]
 
 
 def main(directory: RunDirectory, kind: Kind) -> None:
-    """Run until nothing is left to do."""
     tell = _event_channel()
     tell(Starting("Spark"))
+    programs = import_module("ftlayer.cli.demo.programs")
     spark = _session(directory)
-    import_module(f"ftlayer.cli.demo.{kind}").run(spark, directory, tell)
+    getattr(programs, f"run_{kind}")(spark, directory, tell)
     spark.stop()
     tell(Finished())
 

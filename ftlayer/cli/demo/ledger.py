@@ -17,11 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# The functions of the demo: a parser that cannot take every line, a service that is not always there.
-#
-# They know nothing of ftlayer, nor of what a record looks like: they take a line or a word, return words or a kind, or
-# raise.
-
+# The functions of the demo: a parser that cannot take every line, a service that is not always there. They know nothing
+# of ftlayer, nor of what a record looks like.
 
 WORDS_SCHEMA = "line string, place int, word string"
 ENRICHED_SCHEMA = WORDS_SCHEMA + ", kind string"
@@ -63,22 +60,15 @@ def words_of(value: str) -> Iterator[Word]:
     if len(text) > LONGEST_LINE:
         raise LineError(f"longer than {LONGEST_LINE} characters: {len(text)}")
     for number in _NUMBER.findall(text):
-        if not _is_number(number):
-            raise LineError(f"not a number: {number!r}")
+        try:
+            int(number, 16 if number[:2] in ("0x", "0X") else 10)
+        except ValueError:
+            raise LineError(f"not a number: {number!r}") from None
     for place, word in enumerate(_WORD.findall(text) or [text.strip()]):
         yield name, place, word
 
 
-def _is_number(text: str) -> bool:
-    try:
-        int(text, 16 if text[:2] in ("0x", "0X") else 10)
-    except ValueError:
-        return False
-    return True
-
-
 def kind_of(word: str) -> str:
-    """Say what a word is: what the service would answer."""
     if keyword.iskeyword(word):
         return "keyword"
     if word in _BUILTINS:
@@ -97,13 +87,11 @@ class Service:
     directory: str
 
     def kind(self, line: str, word: str) -> str:
-        """Return what `kind_of` does; raises `ConnectionError` when there is no answer."""
         if random.random() < CHANCE_OF_NO_ANSWER and self._may_fail(line):
             raise ConnectionError("the enrichment service did not answer")
         return kind_of(word)
 
     def has_failed(self, line: str) -> bool:
-        """Whether there was no answer for a word of this line, ever."""
         return self._mark(line, 0).exists()
 
     def _may_fail(self, line: str) -> bool:
@@ -235,9 +223,8 @@ def recount(files: Iterable[tuple[str, list[str]]]) -> Expected:
             line, _ = split_record(record)
             expected.file_of[line] = name
             try:
-                expected.rows[line] = tuple(
-                    (place, word, kind_of(word)) for _, place, word in words_of(record)
-                )
+                words = words_of(record)
+                expected.rows[line] = tuple((place, word, kind_of(word)) for _, place, word in words)
             except ValueError as error:
                 expected.reasons[line] = reason_of(error)
     return expected
@@ -346,10 +333,9 @@ def _settle(
     ledger = Ledger(records_in=len(expected))
     found: dict[str, list[Row]] = {}
     for columns in sink:
-        for line, *row in zip(
-            columns["line"], columns["place"], columns["word"], columns["kind"], strict=True
-        ):
-            found.setdefault(line, []).append((row[0], row[1], row[2]))
+        rows_of = (columns[name] for name in ("line", "place", "word", "kind"))
+        for line, place, word, kind in zip(*rows_of, strict=True):
+            found.setdefault(line, []).append((place, word, kind))
             ledger.rows_out += 1
     dead: dict[str, list[DeadLine]] = {}
     for letter in dead_letters:

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
@@ -27,27 +27,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ftlayer.cli.demo.checkpointed import PreparedInput, prepare, prepared_files
+from ftlayer.cli.demo import driver, ledger
 from ftlayer.cli.demo.choices import Engine, Kill, Kind, Mode, Victim, doomed, kind_of
-from ftlayer.cli.demo.driver import (
-    MAX_ATTEMPTS,
-    BatchDone,
-    Finished,
-    KillPlan,
-    Progress,
-    Restarted,
-    RunDirectory,
-    Started,
-    Starting,
-)
-from ftlayer.cli.demo.ledger import (
-    Ledger,
-    Service,
-    recount,
-    settle_checkpointed,
-    settle_query,
-    settle_tracked,
-)
+from ftlayer.cli.demo.driver import MAX_ATTEMPTS, BatchDone, KillPlan, Progress, RunDirectory, Started
+from ftlayer.cli.demo.ledger import Ledger, Service
+from ftlayer.cli.demo.programs import PreparedInput, prepare, prepared_files
 from ftlayer.cli.demo.supervisor import BackAgain, Happening, Killed, Supervisor, WentOn
 from ftlayer.common.printable import printable
 from ftlayer.errors import ConfigError
@@ -71,13 +55,9 @@ def in_browser(supervisor: Supervisor, directory: RunDirectory) -> Iterator[str]
     from ftlayer.monitor.console.serve import serve
     from ftlayer.monitor.sources import sources_here
 
-    def look() -> tuple[VertexSource, ...]:
-        store = str(directory.store)
-        return tuple(
-            source
-            for source in sources_here().sources
-            if source.path == store or source.pid == supervisor.driver_pid
-        )
+    def look() -> list[VertexSource]:
+        store, pid = str(directory.store), supervisor.driver_pid
+        return [source for source in sources_here().sources if source.path == store or source.pid == pid]
 
     stop = threading.Event()
     started: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
@@ -132,9 +112,8 @@ class Tally(ABC):
             case BackAgain():
                 self._back_s = happening.seconds
             case WentOn():
-                self.recoveries.append(
-                    Recovery(str(happening.victim), self._killed, self._back_s, happening.seconds)
-                )
+                times = self._back_s, happening.seconds
+                self.recoveries.append(Recovery(str(happening.victim), self._killed, *times))
 
     @abstractmethod
     def figures(self) -> dict[str, str]:
@@ -155,10 +134,7 @@ class Tally(ABC):
 
 @dataclass
 class BatchTally(Tally):
-    """Counts of lines of a query so far.
-
-    ``done`` are through, ``dead`` are dead letters; ``retried`` counts replays.
-    """
+    """Counts of lines of a query so far: ``done`` are through; ``retried`` counts replays."""
 
     batches: int = 0
     done: int = 0
@@ -187,7 +163,7 @@ class BatchTally(Tally):
                 self._count_batch(happening)
             case Started():
                 self._first_batch = True
-            case Restarted():
+            case driver.Restarted():
                 self.query_restarts += 1
 
     def _count_batch(self, batch: BatchDone) -> None:
@@ -298,11 +274,8 @@ _PHRASES = {
 
 def explanation(kind: Kind, prepared: PreparedInput, victims: Sequence[Victim]) -> str:
     through = _THROUGH[kind].format(batches=prepared.batches)
-    lines = [
-        f"{prepared.lines:,} lines of text ({prepared.title}, {prepared.sources} files) go through {through}",
-        f"• {_BAD_LINES[kind]}",
-        f"• {_SERVICE}",
-    ]
+    text = f"{prepared.lines:,} lines of text ({prepared.title}, {prepared.sources} files)"
+    lines = [f"{text} go through {through}", f"• {_BAD_LINES[kind]}", f"• {_SERVICE}"]
     if kind is Kind.CHECKPOINTED:
         lines.append(f"• {_COUNTS}")
     if victims:
@@ -314,20 +287,16 @@ def explanation(kind: Kind, prepared: PreparedInput, victims: Sequence[Victim]) 
     return "\n".join(lines)
 
 
+_DONE = {
+    "first_try": "done at the first try",
+    "after_replay": "done after a replay: failed at first, passed later",
+}
+_REPEATED = "done, and some rows written again: on their way at a kill (acker mode: at least once)"
+_RETRIED = "done after a retry: failed at first, passed later"
 ACCOUNTS: dict[Kind, dict[str, str]] = {
-    Kind.QUERY: {
-        "first_try": "done at the first try",
-        "after_replay": "done after a replay: failed at first, passed later",
-    },
-    Kind.TRACKED: {
-        "first_try": "done at the first try",
-        "after_replay": "done after a replay: failed at first, passed later",
-        "repeated": "done, and some rows written again: on their way at a kill (acker mode: at least once)",
-    },
-    Kind.CHECKPOINTED: {
-        "first_try": "done at the first try",
-        "after_replay": "done after a retry: failed at first, passed later",
-    },
+    Kind.QUERY: _DONE,
+    Kind.TRACKED: {**_DONE, "repeated": _REPEATED},
+    Kind.CHECKPOINTED: {**_DONE, "after_replay": _RETRIED},
 }
 """The ledger's counts of lines that are done."""
 
@@ -360,12 +329,9 @@ BALANCED = {
 
 def faults(kind: Kind) -> dict[str, str]:
     """Return the faults that this kind of run can have, and what each would mean."""
-    found = dict(FAULTS)
     if kind is Kind.TRACKED:
-        found["duplicated"] = "there more than once, though nothing was replayed"
-    if kind is Kind.CHECKPOINTED:
-        found["miscounted"] = MISCOUNTED
-    return found
+        return {**FAULTS, "duplicated": "there more than once, though nothing was replayed"}
+    return {**FAULTS, "miscounted": MISCOUNTED} if kind is Kind.CHECKPOINTED else FAULTS
 
 
 KIB = 1 << 10
@@ -373,7 +339,7 @@ MOST_CHECKPOINTS = 20
 """So many of the last ones are listed."""
 
 Checkpoints = list[dict[str, Any]]
-"""As `ftlayer.cli.demo.checkpointed` writes them down, the latest last."""
+"""As `ftlayer.cli.demo.programs` writes them down, the latest last."""
 
 
 @dataclass(frozen=True)
@@ -389,57 +355,42 @@ class RunOutcome:
 
 def print_outcome(console: Console, outcome: RunOutcome) -> None:
     """Print the ledger and what it says, and the list of checkpoints."""
+    say, tally, found = partial(console.print, soft_wrap=True), outcome.tally, outcome.ledger
     if outcome.kind is Kind.CHECKPOINTED:
         console.print(_checkpoint_table(outcome.checkpoints))
-        restores = outcome.tally.values().get("restores", 0)
-        console.print(
-            f"{len(outcome.checkpoints)} checkpoints of the last driver; the state was restored from one {restores} "
-            "times in all.",
-            soft_wrap=True,
-        )
-        console.print()
-    console.print(_ledger_table(outcome.kind, outcome.ledger))
-    words = f" with {outcome.ledger.words:,} different words" if outcome.ledger.words else ""
-    console.print(
-        f"{outcome.ledger.rows_out:,} rows in the sink{words}; {outcome.tally.summary()}; "
-        f"{outcome.seconds:.0f} s in all",
-        soft_wrap=True,
-    )
-    for recovery in outcome.tally.recoveries:
-        console.print(
-            f"{recovery.victim} killed {recovery.when}: running again after {recovery.back_s:.1f} s, "
-            f"next output committed after {recovery.went_on_s:.1f} s",
-            soft_wrap=True,
-        )
+        restored = f"the state was restored from one {tally.values().get('restores', 0)} times in all."
+        say(f"{len(outcome.checkpoints)} checkpoints of the last driver; {restored}\n")
+    console.print(_ledger_table(outcome.kind, found))
+    words = f" with {found.words:,} different words" if found.words else ""
+    say(f"{found.rows_out:,} rows in the sink{words}; {tally.summary()}; {outcome.seconds:.0f} s in all")
+    for each in tally.recoveries:
+        again = f"running again after {each.back_s:.1f} s, next output committed after {each.went_on_s:.1f} s"
+        say(f"{each.victim} killed {each.when}: {again}")
     console.print()
-    purged = ", or was purged" if outcome.ledger.purged else ""
-    if outcome.ledger.balanced:
-        console.print(
-            f"The ledger balances: {BALANCED[outcome.kind].format(purged=purged)}",
-            style="bold green",
-            soft_wrap=True,
-        )
+    purged = ", or was purged" if found.purged else ""
+    if found.balanced:
+        say(f"The ledger balances: {BALANCED[outcome.kind].format(purged=purged)}", style="bold green")
     else:
         console.print("THE LEDGER DOES NOT BALANCE: see the lines in red above.", style="bold red")
 
 
-def _ledger_table(kind: Kind, ledger: Ledger) -> Table:
+def _ledger_table(kind: Kind, found: Ledger) -> Table:
     table = Table(title="The ledger", title_justify="left", show_header=False, box=None, padding=(0, 2))
     table.add_column(justify="right")
     table.add_column()
-    table.add_row(f"{ledger.records_in:,}", "records in", style="bold")
+    table.add_row(f"{found.records_in:,}", "records in", style="bold")
     for account, meaning in ACCOUNTS[kind].items():
-        table.add_row(f"{getattr(ledger, account):,}", meaning)
+        table.add_row(f"{getattr(found, account):,}", meaning)
     for account, meaning in BY_HAND.items():
-        if count := getattr(ledger, account):
+        if count := getattr(found, account):
             table.add_row(f"{count:,}", meaning)
-    table.add_row(f"{ledger.dead:,}", DEAD)
-    for reason, count in ledger.dead_by_reason.most_common():
+    table.add_row(f"{found.dead:,}", DEAD)
+    for reason, count in found.dead_by_reason.most_common():
         table.add_row("", f"{count:,}  {reason}")
     for fault, meaning in faults(kind).items():
-        wrong = getattr(ledger, fault)
+        wrong = getattr(found, fault)
         table.add_row(f"{wrong:,}", f"{fault}: {meaning}", style="bold red" if wrong else None)
-        for line in ledger.examples.get(fault, []):
+        for line in found.examples.get(fault, []):
             table.add_row("", f"  {line}")
     return table
 
@@ -471,48 +422,40 @@ def _checkpoint_table(checkpoints: Checkpoints) -> Table:
 
 def print_next(console: Console, kind: Kind, directory: RunDirectory, *, kept: bool) -> None:
     """Say where the run is, and what to look at."""
-    dead = "ftlayer dead list --store {store}", "the dead letters, in the vertex' store"
-    in_files = "{root}/dead-letters", "the dead letters, in files"
-    places = [
-        in_files if kind is Kind.CHECKPOINTED else dead,
-        (
-            "{root}/output",
-            "the rows that were written, " + ("a directory a batch" if kind is Kind.QUERY else "in files"),
-        ),
-        ("{root}/driver.log", "what Spark had to say"),
-    ]
+    root, store = (directory.root, directory.store) if kept else ("PATH", "PATH/ft")
+    dead, where = f"ftlayer dead list --store {store}", "in the vertex' store"
+    if kind is Kind.CHECKPOINTED:
+        dead, where = f"{root}/dead-letters", "in files"
     if not kept:
-        console.print(
-            "The run's directory is gone; with --keep (or --dir PATH) it stays, to be looked at with:\n"
-            f"  {places[0][0].format(root='PATH', store='PATH/ft')}"
-        )
+        gone = "The run's directory is gone; with --keep (or --dir PATH) it stays, to be looked at with:"
+        console.print(f"{gone}\n  {dead}")
         return
-    console.print(f"The run is kept in {directory.root}:", soft_wrap=True)
-    for place, what in places:
-        console.print(
-            f"  {place.format(root=directory.root, store=directory.store)}     {what}", soft_wrap=True
-        )
+    rows = "a directory a batch" if kind is Kind.QUERY else "in files"
+    console.print(f"The run is kept in {root}:", soft_wrap=True)
+    console.print(f"  {dead}     the dead letters, {where}", soft_wrap=True)
+    console.print(f"  {root}/output     the rows that were written, {rows}", soft_wrap=True)
+    console.print(f"  {root}/driver.log     what Spark had to say", soft_wrap=True)
 
 
 def as_json(outcome: RunOutcome, directory: Path | None) -> dict[str, Any]:
-    ledger, tally = outcome.ledger, outcome.tally
+    found, tally = outcome.ledger, outcome.tally
     values: dict[str, Any] = {
         "kind": outcome.kind,
-        "balanced": ledger.balanced,
-        "records_in": ledger.records_in,
-        **{f"done_{count}": getattr(ledger, count) for count in ACCOUNTS[outcome.kind]},
-        **{count: getattr(ledger, count) for count in BY_HAND},
-        "dead_letters": dict(ledger.dead_by_reason),
-        **{fault: getattr(ledger, fault) for fault in faults(outcome.kind)},
-        "examples": ledger.examples,
-        "rows_out": ledger.rows_out,
+        "balanced": found.balanced,
+        "records_in": found.records_in,
+        **{f"done_{count}": getattr(found, count) for count in ACCOUNTS[outcome.kind]},
+        **{count: getattr(found, count) for count in BY_HAND},
+        "dead_letters": dict(found.dead_by_reason),
+        **{fault: getattr(found, fault) for fault in faults(outcome.kind)},
+        "examples": found.examples,
+        "rows_out": found.rows_out,
         **tally.values(),
         "seconds": round(outcome.seconds, 1),
         "recoveries": [dataclasses.asdict(recovery) for recovery in tally.recoveries],
         "directory": None if directory is None else str(directory),
     }
     if outcome.kind is Kind.CHECKPOINTED:
-        values |= {"words": ledger.words, "last_checkpoints": outcome.checkpoints}
+        values |= {"words": found.words, "last_checkpoints": outcome.checkpoints}
     return values
 
 
@@ -527,30 +470,23 @@ class Screen:
 
     def __init__(self, console: Console, tally: Tally, explanation: str, lines: int) -> None:
         """Say what is about to happen to so many ``lines``."""
-        self._tally = tally
-        self._console = console
-        self._lines = lines
-        self._since = time.monotonic()
-        self._state = "starting"
-        self._starting = ""
-        self._starting_since = self._since
+        self._console, self._tally, self._lines = console, tally, lines
+        self._since = self._starting_since = time.monotonic()
+        self._state, self._starting = "starting", ""
         self._events: deque[Text] = deque(maxlen=KEPT_EVENTS)
         self._said_at = 0.0
         self._live: Live | None = None
         console.print(Panel(Text(explanation), title="ftlayer demo", padding=(1, 2)))
         if console.is_terminal:
-            self._live = Live(
-                console=console, refresh_per_second=REFRESHES_A_SECOND, get_renderable=self._table
-            )
+            shown: dict[str, Any] = {"get_renderable": self._table}
+            self._live = Live(console=console, refresh_per_second=REFRESHES_A_SECOND, **shown)
 
     def __enter__(self) -> Screen:
         if self._live is not None:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live is not None:
             self._live.stop()
 
@@ -561,7 +497,7 @@ class Screen:
     def show(self, happening: Happening) -> None:
         self._tally.count(happening)
         match happening:
-            case Starting(what):
+            case driver.Starting(what):
                 self._say_started()
                 self._starting, self._starting_since = what, time.monotonic()
                 self._state = f"starting {what}"
@@ -576,20 +512,19 @@ class Screen:
                 self._say(f"{happening.victim} is back after {happening.seconds:.1f} s", "green")
             case WentOn():
                 self._say(f"the next output was committed {happening.seconds:.1f} s after that kill", "green")
-            case Restarted():
-                self._say(
-                    f"the query failed and was started again: {_last_line(happening.failure)}", "yellow"
-                )
+            case driver.Restarted():
+                # Where there is a traceback of Python's, its last line names the failure.
+                lines = [line.strip() for line in happening.failure.splitlines() if line.strip()]
+                why = lines[-1] if lines else "no reason given"
+                self._say(f"the query failed and was started again: {why}", "yellow")
             case BatchDone():
                 if happening.again:
-                    self._say(
-                        f"batch {happening.batch} was taken up where its driver left it, and written over",
-                        "green",
-                    )
+                    again = f"batch {happening.batch} was taken up where its driver left it, and written over"
+                    self._say(again, "green")
                 self._show_progress()
             case Progress():
                 self._show_progress()
-            case Finished():
+            case driver.Finished():
                 self._state = "done; now counting"
 
     def _show_progress(self) -> None:
@@ -606,9 +541,8 @@ class Screen:
             self._starting = ""
 
     def _say(self, sentence: str, style: str) -> None:
-        line = Text(
-            printable(f"[{self.seconds:5.1f} s] {sentence}"), style=style, no_wrap=True, overflow="ellipsis"
-        )
+        said = printable(f"[{self.seconds:5.1f} s] {sentence}")
+        line = Text(said, style=style, no_wrap=True, overflow="ellipsis")
         if self._live is None:
             self._console.print(line, soft_wrap=True)
         else:
@@ -624,12 +558,6 @@ class Screen:
         bar = Padding(ProgressBar(total=self._lines, completed=min(self._tally.seen, self._lines)), 0)
         state = Text(printable(f"{self.seconds:5.0f} s  {self._state}"), style="bold")
         return Group(state, bar, figures, *self._events)
-
-
-def _last_line(failure: str) -> str:
-    """Return the line of a failure that names it: the last one, where there is a traceback of Python's."""
-    lines = [line.strip() for line in failure.splitlines() if line.strip()]
-    return lines[-1] if lines else "no reason given"
 
 
 EXIT_BALANCED = 0
@@ -702,42 +630,26 @@ def _run(options: DemoOptions, kind: Kind, directory: RunDirectory, console: Con
             if happening is not None:
                 screen.show(happening)
         seconds = screen.seconds
-        ledger = _settle(kind, directory, killed=len(kills.left) < len(victims))
+        settled = _settle(kind, directory, killed=len(kills.left) < len(victims))
     checkpoints: Checkpoints = []
     if kind is Kind.CHECKPOINTED:
         checkpoints = json.loads(directory.checkpoint_list.read_text("utf-8"))
-    return RunOutcome(kind, ledger, tally, seconds, checkpoints)
+    return RunOutcome(kind, settled, tally, seconds, checkpoints)
 
 
 def _settle(kind: Kind, directory: RunDirectory, *, killed: bool) -> Ledger:
-    expected = recount(prepared_files(directory.input))
-    match kind:
-        case Kind.QUERY:
-            return settle_query(
-                expected,
-                directory.sink_batches(),
-                directory.dead_lines(),
-                max_attempts=MAX_ATTEMPTS,
-                changes=directory.hand_changes(),
-            )
-        case Kind.TRACKED:
-            return settle_tracked(
-                expected,
-                directory.sink_files(),
-                directory.dead_lines(),
-                max_attempts=MAX_ATTEMPTS,
-                changes=directory.hand_changes(),
-                has_failed=Service(str(directory.service)).has_failed,
-                killed=killed,
-            )
-        case Kind.CHECKPOINTED:
-            return settle_checkpointed(
-                expected,
-                directory.sink_files(),
-                directory.dead_lines_in_files(),
-                max_attempts=MAX_ATTEMPTS,
-                has_failed=Service(str(directory.service)).has_failed,
-            )
+    expected = ledger.recount(prepared_files(directory.input))
+    attempts: dict[str, Any] = {"max_attempts": MAX_ATTEMPTS}
+    has_failed = Service(str(directory.service)).has_failed
+    if kind is Kind.CHECKPOINTED:
+        rows, letters = directory.sink_files(), directory.dead_lines_in_files()
+        return ledger.settle_checkpointed(expected, rows, letters, has_failed=has_failed, **attempts)
+    letters, changes = directory.dead_lines(), directory.hand_changes()
+    if kind is Kind.QUERY:
+        return ledger.settle_query(expected, directory.sink_batches(), letters, changes=changes, **attempts)
+    failed: dict[str, Any] = {"has_failed": has_failed, "killed": killed}
+    rows = directory.sink_files()
+    return ledger.settle_tracked(expected, rows, letters, changes=changes, **failed, **attempts)
 
 
 def _remove(root: Path) -> None:

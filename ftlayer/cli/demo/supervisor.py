@@ -14,18 +14,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ftlayer.cli.demo import driver as events
 from ftlayer.cli.demo.choices import Kind, Victim
-from ftlayer.cli.demo.driver import (
-    BatchDone,
-    Event,
-    Finished,
-    KillPlan,
-    Progress,
-    RunDirectory,
-    Started,
-    Writing,
-    from_line,
-)
+from ftlayer.cli.demo.driver import BatchDone, Event, KillPlan, Progress, RunDirectory
 from ftlayer.errors import QueryError
 from ftlayer.vertex.store.directory import holder_of
 
@@ -119,16 +110,16 @@ class Supervisor:
             if event is None:
                 raise QueryError(self._last_words(f"ended with code {self._end_of_driver()}"))
             yield event
-            if isinstance(event, Finished):
+            if isinstance(event, events.Finished):
                 self._end_of_driver()
                 return
             yield from self._react(event)
 
     def _react(self, event: Event) -> Iterator[Happening]:
         match event:
-            case Started():
+            case events.Started():
                 yield from self._back(Victim.DRIVER)
-            case Writing(batch):
+            case events.Writing(batch):
                 yield from self._kill_if_due(batch, f"while batch {batch} was written")
             case BatchDone():
                 for outage in self._outages:
@@ -149,8 +140,7 @@ class Supervisor:
             yield from self._kill_if_due(progress.lines, f"when {progress.lines:,} lines had been read")
 
     def _kill_if_due(self, progress: int, when: str) -> Iterator[Happening]:
-        victim = self._kills.due(progress)
-        if victim is None:
+        if (victim := self._kills.due(progress)) is None:
             return
         slot = -1
         if victim is Victim.SLOT:
@@ -196,9 +186,8 @@ class Supervisor:
                 env={**os.environ, "PYTHONSAFEPATH": "1"},
             )
         self._events = queue.SimpleQueue()
-        threading.Thread(
-            target=_read_events, args=(self._driver, self._events), name="demo-events", daemon=True
-        ).start()
+        given = self._driver, self._events
+        threading.Thread(target=_read_events, args=given, name="demo-events", daemon=True).start()
 
     def _kill_slot(self) -> tuple[int, int]:
         """Kill the process of any slot; return its number and its pid."""
@@ -241,11 +230,10 @@ class Supervisor:
         return "\n".join([f"the demo's driver {what}; its log {self._directory.log} ends:", *lines])
 
 
-def _read_events(driver: subprocess.Popen[str], events: queue.SimpleQueue[Event | None]) -> None:
+def _read_events(driver: subprocess.Popen[str], heard: queue.SimpleQueue[Event | None]) -> None:
     assert driver.stdout is not None
     with driver.stdout as lines:
         for line in lines:
-            event = from_line(line)
-            if event is not None:
-                events.put(event)
-    events.put(None)
+            if (event := events.from_line(line)) is not None:
+                heard.put(event)
+    heard.put(None)

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ftlayer.monitor.console.login import LoginSession, Sessions, Throttle, User, Users
+from ftlayer.monitor.console.options import LoginSession, Sessions, Throttle, User, Users
 
 API = "/api/"
 LOGIN = "/login"
@@ -42,8 +42,7 @@ class Caller:
     """Who makes a request. ``session`` is None for a Bearer token, which browsers send by no one's trick."""
 
     def __init__(self, user: User, session: LoginSession | None) -> None:
-        self.user = user
-        self.session = session
+        self.user, self.session = user, session
 
 
 class Guard:
@@ -60,12 +59,8 @@ class Guard:
         cookie: str,
     ) -> None:
         """Stand before ``app``; ``hosts`` may be asked for, ``cookie`` is the name of the session's."""
-        self._app = app
-        self._throttle = throttle
-        self._hosts = frozenset(hosts)
-        self._users = users
-        self._sessions = sessions
-        self._cookie = cookie
+        self._app, self._hosts, self._cookie = app, frozenset(hosts), cookie
+        self._users, self._sessions, self._throttle = users, sessions, throttle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -91,11 +86,8 @@ class Guard:
     def _refusal(self, scope: Scope, headers: Headers, bearer: str | None) -> tuple[int, str, str] | None:
         host = headers.get("host", "")
         if _without_port(host) not in self._hosts:
-            return (
-                421,
-                "HOST",
-                f"this console is not called {host!r}; open it by the address that it listens on",
-            )
+            text = f"this console is not called {host!r}; open it by the address that it listens on"
+            return 421, "HOST", text
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
             return 413, "TOO_LARGE", f"a request has {MAX_BODY_BYTES:,} bytes at most"
@@ -142,8 +134,7 @@ def too_many(wait_ms: int) -> str:
 
 def _is_own(scheme: str, host: str, headers: Headers) -> bool:
     """Whether one of our pages sent this, as browsers say in ``Origin``, or else in ``Sec-Fetch-Site``."""
-    origin = headers.get("origin")
-    if origin is not None:
+    if (origin := headers.get("origin")) is not None:
         return origin == f"{scheme}://{host}"
     return headers.get("sec-fetch-site") == "same-origin"
 
@@ -198,7 +189,7 @@ async def _log_in_first(scope: Scope, send: Send, bearer: str | None) -> None:
     query = scope["query_string"].decode("latin-1")
     wanted = quote(f"{path}?{query}" if query else path, safe="")
     where = LOGIN if path == "/" or scope["method"] != "GET" else f"{LOGIN}?next={wanted}"
-    await _send(send, 303, [(b"location", where.encode())], b"")
+    await answer(send, 303, [(b"location", where.encode())], b"")
 
 
 async def _answer(path: str, send: Send, status: int, code: str, text: str) -> None:
@@ -209,7 +200,7 @@ async def _answer(path: str, send: Send, status: int, code: str, text: str) -> N
         body = json.dumps(error_body(code, text)).encode()
     if status == 401:
         headers.append((b"www-authenticate", b'Bearer realm="ftlayer console"'))
-    await _send(send, status, headers, body)
+    await answer(send, status, headers, body)
 
 
 def error_body(code: str, text: str) -> dict[str, str]:
@@ -218,7 +209,7 @@ def error_body(code: str, text: str) -> dict[str, str]:
     return {"error": code, "message": message, "what_to_do": what_to_do}
 
 
-async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+async def answer(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
     headers = [*headers, (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -132,14 +133,9 @@ def _shown(watch: Watch, vertex: str, owner: str, range_ms: int) -> list[Shown]:
 
 def _points(hour: Hour) -> int:
     """Return how many points are shown: an hour's, or, of what began lately, those since then."""
-    known = [
-        len(values) - place
-        for values in hour.series.values()
-        for place in [
-            next((place for place, value in enumerate(values) if math.isfinite(value)), len(values))
-        ]
-    ]
-    return max([*known, FEWEST_POINTS])
+    series = list(hour.series.values())
+    first = (next((i for i, value in enumerate(each) if math.isfinite(value)), len(each)) for each in series)
+    return max([*(len(each) - start for each, start in zip(series, first, strict=True)), FEWEST_POINTS])
 
 
 NEWS_EVERY_S = 1.0
@@ -175,10 +171,7 @@ class LivePage:
     ) -> None:
         """Describe a page at ``route``; ``here`` is its place in the navigation."""
         self._pattern, _, _ = compile_path(route)
-        self._template = template
-        self._parts = parts
-        self._context = context
-        self._here = here
+        self._template, self._parts, self._context, self._here = template, parts, context, here
 
     def respond(self, request: Request) -> HTMLResponse:
         visit = _visit(request, request.path_params, request.query_params)
@@ -192,7 +185,6 @@ class LivePage:
         return page(request, self._template, here=self._here, events=events, part=part, **context)
 
     def match(self, path: str) -> Mapping[str, str] | None:
-        """Return the parameters of a path of this page; None for another page's."""
         found = self._pattern.match(path)
         return None if found is None else found.groupdict()
 
@@ -206,15 +198,8 @@ def _visit(request: Request, params: Mapping[str, str], query: QueryParams) -> V
 
 
 def _part(visit: Visit, name: str, context: Context) -> Markup:
-    return Markup(
-        render(
-            visit.caller,
-            f"parts/{name}.html",
-            masked=visit.mask,
-            functions=visit.console.options.edit_with,
-            **context,
-        )
-    )
+    shared = {"masked": visit.mask, "functions": visit.console.options.edit_with}
+    return Markup(render(visit.caller, f"parts/{name}.html", **shared, **context))
 
 
 def events(request: Request, pages: tuple[LivePage, ...], streams: set[object]) -> StreamingResponse:
@@ -229,18 +214,16 @@ def events(request: Request, pages: tuple[LivePage, ...], streams: set[object]) 
     if len(streams) >= MAX_STREAMS:
         raise HTTPException(503, f"{MAX_STREAMS} pages are open already; close one")
     visit = _visit(request, params, QueryParams(where.query))
-    console = visit.console
+    console, session = visit.console, visit.caller.session
     key = session_key(request.headers, console.cookie)
 
     def is_over() -> bool:
-        return visit.caller.session is not None and console.sessions.find(key, used=False) is None
+        return session is not None and console.sessions.find(key, used=False) is None
 
     async def pause() -> bool:
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(console.closing.wait(), NEWS_EVERY_S)
-        except TimeoutError:
-            return True
-        return False
+        return not console.closing.is_set()
 
     async def counted() -> AsyncIterator[str]:
         token = object()

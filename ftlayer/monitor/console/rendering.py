@@ -15,7 +15,7 @@ from markupsafe import Markup
 from ftlayer.monitor.console import charts, formats
 from ftlayer.monitor.console import works as places
 from ftlayer.monitor.console.guard import Caller
-from ftlayer.monitor.console.login import Notice
+from ftlayer.monitor.console.options import Notice
 from ftlayer.monitor.console.searching import Console
 
 HERE = Path(__file__).parent
@@ -49,11 +49,8 @@ def page(
     request: Request, template: str, *, here: str = "", events: str = "", status: int = 200, **context: Any
 ) -> HTMLResponse:
     """Render a page; ``here`` is where it is in the navigation, ``events`` where its news come from."""
-    options = console_of(request).options
-    caller = caller_of(request)
-    session = None if caller is None else caller.session
-    said = None
-    if session is not None:
+    options, caller, said = console_of(request).options, caller_of(request), None
+    if caller is not None and (session := caller.session) is not None:
         said, session.said = session.said, None
     html = render(
         caller,
@@ -72,11 +69,8 @@ def page(
 def render(caller: Caller | None, template: str, **context: Any) -> str:
     """Return a template as text, for one who looks at it."""
     can_ask = caller is not None and caller.user.is_operator
-    return (
-        templates()
-        .get_template(template)
-        .render(caller=caller, csrf=lambda: csrf_field(caller), can_ask=can_ask, **context)
-    )
+    asked = {"caller": caller, "csrf": lambda: csrf_field(caller), "can_ask": can_ask}
+    return templates().get_template(template).render(**asked, **context)
 
 
 def say(request: Request, text: str, kind: str = "ok") -> None:

@@ -10,15 +10,14 @@ from dataclasses import dataclass, replace
 
 from ftlayer.common.clock import Now
 from ftlayer.errors import ConfigError, VertexUnavailableError
-from ftlayer.monitor.console.login import Sessions, Throttle, Users
-from ftlayer.monitor.console.options import ConsoleOptions
+from ftlayer.monitor.console.options import ConsoleOptions, Sessions, Throttle, Users
 from ftlayer.monitor.console.watch import Traffic, Watch
 from ftlayer.monitor.console.works import Works
 from ftlayer.monitor.gather import Gatherer
 from ftlayer.monitor.rules.names import JobNames
 from ftlayer.monitor.rules.plans import DEAD, EditFunction, Search, Selection
-from ftlayer.monitor.rules.where import Where, parse_where
-from ftlayer.vertex.calls import MAX_KEYS, MAX_SELECTED, RecordInfo, RecordPage, SelectRecords
+from ftlayer.monitor.rules.where import parse_where
+from ftlayer.vertex.calls import MAX_KEYS, MAX_SELECTED, RecordInfo, SelectRecords
 
 STATES = (DEAD, "waiting", "delivery", "pending")
 BUDGET_MS = 200
@@ -72,27 +71,14 @@ def selections_of(watch: Watch, wanted: RecordFilter, now_ms: int) -> tuple[Sele
     """Return what a filter means in each vertex and stream, in an order that stays. Raises `ConfigError`."""
     if wanted.state not in STATES:
         raise ConfigError(f"state: expected one of {', '.join(STATES)}, got {wanted.state!r}")
-    where = _where(wanted)
-    return tuple(
-        Selection(
-            vertex,
-            wanted.state,
-            where,
-            stream_id=stream,
-            group=wanted.group,
-            text=wanted.q,
-            newest=wanted.state == DEAD and not wanted.root,
-        )
-        for vertex, stream in _places(watch, wanted, where.pushed(now_ms).stream)
-    )
-
-
-def _where(wanted: RecordFilter) -> Where:
-    if not wanted.operator:
-        return parse_where(wanted.where)
-    given = str(parse_where(wanted.where))  # which may be wrong, and says so
-    operator = f"operator = {json.dumps(wanted.operator)}"
-    return parse_where(f"({given}) and {operator}" if given else operator)
+    where = parse_where(wanted.where)
+    if wanted.operator:
+        operator = f"operator = {json.dumps(wanted.operator)}"
+        where = parse_where(f"({where}) and {operator}" if str(where) else operator)
+    newest = wanted.state == DEAD and not wanted.root
+    base = Selection("", wanted.state, where, group=wanted.group, text=wanted.q, newest=newest)
+    places = _places(watch, wanted, where.pushed(now_ms).stream)
+    return tuple(replace(base, vertex=vertex, stream_id=stream) for vertex, stream in places)
 
 
 def _places(watch: Watch, wanted: RecordFilter, also: str) -> Sequence[tuple[str, str]]:
@@ -135,7 +121,6 @@ def search(
                 raise
             place, cursor = place + 1, b""
             continue
-        assert isinstance(page, RecordPage)
         records += [(vertex, info) for info in step.take(page)]
         examined += page.examined
         cursor = page.more
@@ -144,17 +129,12 @@ def search(
         if clock().mono_ms - began.mono_ms >= BUDGET_MS:
             break
     more = "" if place >= len(selections) else f"{place}.{cursor.hex()}"
-    return SearchResult(
-        tuple(records), more, examined, () if wanted.vertex or wanted.job else _not_searched(watch)
-    )
-
-
-def _not_searched(watch: Watch) -> tuple[str, ...]:
-    return tuple(
+    troubles = tuple(
         f"{view.vertex} was not searched: {view.failure}"
         for view in watch.views()
-        if view.has_records and view.asked_ms and not view.is_up
+        if view.has_records and view.asked_ms and not view.is_up and not (wanted.vertex or wanted.job)
     )
+    return SearchResult(tuple(records), more, examined, troubles)
 
 
 def _root(text: str) -> int:
@@ -186,10 +166,8 @@ def record_of(watch: Watch, vertex: str, key: str) -> RecordInfo | None:
         raise ConfigError(f"key: expected hexadecimal digits, got {key!r}") from None
     client = watch.client(vertex)
     for state in STATES:
-        page = client.call(SelectRecords(state, keys=(wanted,), limit=1))
-        assert isinstance(page, RecordPage)
-        if page.records:
-            return page.records[0]
+        if found := client.call(SelectRecords(state, keys=(wanted,), limit=1)).records:
+            return found[0]
     return None
 
 
@@ -197,18 +175,8 @@ def record_of(watch: Watch, vertex: str, key: str) -> RecordInfo | None:
 class Console:
     """A console: who may use it, and what it shows.
 
-    Attributes:
-        options: how it is reached.
-        users: who may log in.
-        sessions: who is logged in.
-        throttle: who has guessed too often.
-        clock: the time now.
-        cookie: name of the session's cookie.
-        watch: what is known of vertices and jobs.
-        works: what operators have it do to many letters.
-        functions: what they may edit them by.
-        traffic: the requests that it has answered.
-        closing: set when it ends, so that streams of news end first.
+    ``cookie`` is the name of the session's; operators may edit letters by ``functions``; ``closing`` is set when it
+    ends, so that streams of news end first.
     """
 
     options: ConsoleOptions
@@ -230,21 +198,10 @@ class Console:
         """Return a console that listens on ``port``. Raises `ConfigError` for files or functions that are none."""
         # Cookies of one host know no ports: two consoles on this machine need two names.
         cookie = "__Host-ftlayer" if options.has_tls else f"ftlayer-{port}"
-        watch = Watch(gatherer, clock)
+        watch, functions = Watch(gatherer, clock), options.edit_functions()
+        login = options.users(), Sessions(clock), Throttle(clock)
         works = Works(watch, clock)
-        return cls(
-            options,
-            options.users(),
-            Sessions(clock),
-            Throttle(clock),
-            clock,
-            cookie,
-            watch,
-            works,
-            options.edit_functions(),
-            Traffic(),
-            asyncio.Event(),
-        )
+        return cls(options, *login, clock, cookie, watch, works, functions, Traffic(), asyncio.Event())
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,10 +242,8 @@ class Choice:
                     'filter: nothing was chosen; for all dead letters there are, say "all": true'
                 )
             return list(selections_of(console.watch, wanted, console.clock().wall_ms))
-        selections = [
-            Selection(group.vertex, stream_id=group.stream, group=group.number)
-            for group in dict.fromkeys(self.groups)
-        ]
+        groups = dict.fromkeys(self.groups)
+        selections = [Selection(each.vertex, stream_id=each.stream, group=each.number) for each in groups]
         by_vertex: dict[str, list[bytes]] = {}
         for vertex, key in dict.fromkeys(self.keys):
             by_vertex.setdefault(vertex, []).append(key)

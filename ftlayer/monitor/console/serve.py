@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
@@ -10,6 +9,8 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -21,23 +22,13 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from ftlayer import __version__
+from ftlayer import __version__, errors
 from ftlayer.common.checks import shown
 from ftlayer.common.clock import Now, system_now
-from ftlayer.errors import (
-    ConfigError,
-    FTLayerError,
-    MalformedRequestError,
-    ProtocolError,
-    UnauthorizedError,
-    UnknownJobError,
-    UnsupportedError,
-    VertexUnavailableError,
-)
-from ftlayer.monitor.console.api import jobs as api_jobs
-from ftlayer.monitor.console.api import records as api_records
+from ftlayer.errors import FTLayerError
+from ftlayer.monitor.console import api
 from ftlayer.monitor.console.asking import RefusedError
-from ftlayer.monitor.console.guard import API, EVENTS, LOGIN, METRICS, Guard, error_body
+from ftlayer.monitor.console.guard import API, EVENTS, LOGIN, METRICS, Guard, answer, error_body
 from ftlayer.monitor.console.live import events
 from ftlayer.monitor.console.options import ConsoleOptions
 from ftlayer.monitor.console.pages import dead, jobs, overview, records
@@ -53,20 +44,21 @@ from ftlayer.vertex.service.metrics import LIVEZ, READYZ
 
 def liveness(console: Console) -> ProbeResult:
     """Say whether only a restart can help: the loop of requests answers if this is asked; so vertices are left."""
-    silent_ms = console.watch.silent_ms()
-    reasons = []
+    silent_ms, reasons, notes = console.watch.silent_ms(), tuple[str, ...](), tuple[str, ...]()
     if silent_ms > STUCK_AFTER_MS:
-        reasons.append(f"the thread that asks the vertices has not come round for {silent_ms / 1_000:.0f} s")
-    return ProbeResult(_phase(console), tuple(reasons), _notes(console))
+        reasons = (f"the thread that asks the vertices has not come round for {silent_ms / 1_000:.0f} s",)
+    there = [view for view in console.watch.known() if not view.is_gone]
+    if away := sum(not view.is_up for view in there):
+        # No addresses: all that reach the console may ask.
+        notes = (f"{away} of {len(there)} vertices give no answer",)
+    return ProbeResult(Phase.STOPPING if console.closing.is_set() else Phase.SERVING, reasons, notes)
 
 
 def readiness(console: Console) -> ProbeResult:
     """Say whether pages are served. A vertex that is away makes none of them wait: it is a note."""
     alive = liveness(console)
-    reasons = alive.reasons
-    if alive.phase is Phase.STOPPING:
-        reasons = (*reasons, "the console is stopping")
-    return ProbeResult(alive.phase, reasons, alive.notes)
+    stopping = ("the console is stopping",) if alive.phase is Phase.STOPPING else ()
+    return replace(alive, reasons=(*alive.reasons, *stopping))
 
 
 class Probed:
@@ -82,36 +74,17 @@ class Probed:
             return
         result = (liveness if scope["path"] == LIVEZ else readiness)(self._console)
         body = json.dumps(result.facts()).encode() + b"\n"
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"cache-control", b"no-store"),
-        ]
-        status = 200 if result.passes else 503
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
+        await answer(send, 200 if result.passes else 503, headers, body)
 
 
-def _phase(console: Console) -> Phase:
-    return Phase.STOPPING if console.closing.is_set() else Phase.SERVING
-
-
-def _notes(console: Console) -> tuple[str, ...]:
-    there = [view for view in console.watch.known() if not view.is_gone]
-    away = sum(not view.is_up for view in there)
-    # No addresses: all that reach the console may ask.
-    return (f"{away} of {len(there)} vertices give no answer",) if away else ()
-
-
-_STATUS: tuple[tuple[type[FTLayerError], int], ...] = (
-    (ConfigError, 400),
-    (MalformedRequestError, 400),
-    (UnsupportedError, 400),
-    (UnknownJobError, 404),
-    (ProtocolError, 409),
-    (UnauthorizedError, 502),
-    (VertexUnavailableError, 503),
-)
+_STATUS: dict[type[FTLayerError] | tuple[type[FTLayerError], ...], int] = {
+    (errors.ConfigError, errors.MalformedRequestError, errors.UnsupportedError): 400,
+    errors.UnknownJobError: 404,
+    errors.ProtocolError: 409,
+    errors.UnauthorizedError: 502,
+    errors.VertexUnavailableError: 503,
+}
 
 OPENAPI = f"{API}v1/openapi.json"
 LIVE_PAGES = (overview.LIVE, jobs.GRAPH_PAGE, jobs.CHECKPOINT_PAGE, dead.LIVE, dead.WORK_PAGE)
@@ -119,12 +92,12 @@ LIVE_PAGES = (overview.LIVE, jobs.GRAPH_PAGE, jobs.CHECKPOINT_PAGE, dead.LIVE, d
 
 def create_app(console: Console) -> ASGIApp:
     """Return the application of a console, its guard in front."""
-    app = FastAPI(
-        title="ftlayer console", version=__version__, openapi_url=OPENAPI, docs_url=None, redoc_url=None
-    )
+    about: dict[str, Any] = {"title": "ftlayer console", "version": __version__, "openapi_url": OPENAPI}
+    app = FastAPI(**about, docs_url=None, redoc_url=None)
     app.state.console = console
-    for routes in (overview, jobs, dead, records, api_jobs, api_records):
-        app.include_router(routes.router)
+    pages = (overview.router, jobs.router, dead.router, records.router)
+    for routes in (*pages, api.job_routes, api.record_routes):
+        app.include_router(routes)
     streams: set[object] = set()
     app.add_route(EVENTS, lambda request: events(request, LIVE_PAGES, streams), include_in_schema=False)
     app.add_route(METRICS, _metrics, include_in_schema=False)
@@ -146,7 +119,7 @@ def create_app(console: Console) -> ASGIApp:
 
 
 def _metrics(request: Request) -> Response:
-    """Answer a scraper, which brings a user's token as any other caller does."""
+    # A scraper brings a user's token as any other caller does.
     console = console_of(request)
     families = console_families(console.traffic, console.sessions, console.watch, console.clock().wall_ms)
     text, media_type = exposition(families, request.headers.get("accept", ""))
@@ -155,7 +128,7 @@ def _metrics(request: Request) -> Response:
 
 def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, FTLayerError)
-    status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+    status = next((status for kinds, status in _STATUS.items() if isinstance(error, kinds)), 500)
     return _answer(request, status, error.code, str(error))
 
 
@@ -165,9 +138,8 @@ def _on_refused(request: Request, error: Exception) -> Response:
 
 def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    text = str(error.detail)
-    if text == "Not Found":
-        text = f"there is nothing at {request.url.path}"
+    nothing = f"there is nothing at {request.url.path}"
+    text = nothing if error.detail == "Not Found" else str(error.detail)
     return _answer(request, error.status_code, "HTTP", text)
 
 
@@ -196,13 +168,8 @@ def _problem(error: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _on_fault(request: Request, error: Exception) -> Response:
-    """Answer what is a mistake of ours; the server logs the traceback."""
-    return _answer(
-        request,
-        500,
-        "FAULT",
-        f"the console has failed at this ({type(error).__name__}); its log has the traceback",
-    )
+    text = f"the console has failed at this ({type(error).__name__}); its log has the traceback"
+    return _answer(request, 500, "FAULT", text)
 
 
 def _answer(request: Request, status: int, code: str, text: str) -> Response:
@@ -239,7 +206,12 @@ def serve(
         notifier = notifier or Notifier("", None)
         door = Door(port) if options.has_tls else None
         server = _server(options, console, notifier, door)
-        watcher = None if stop is None else _stopped_by(stop, server)
+        watcher = None
+        if stop is not None:
+            watcher = threading.Thread(
+                target=_stop, args=(stop, server), name="ftlayer-console-stop", daemon=True
+            )
+            watcher.start()
         console.watch.start()
         try:
             notifier.ready(f"serving at {link(options, port, '')}")
@@ -249,8 +221,7 @@ def serve(
             console.watch.close()
             if door is not None:
                 door.close()
-        if watcher is not None:
-            assert stop is not None
+        if stop is not None and watcher is not None:
             stop.set()
             watcher.join()
 
@@ -306,14 +277,9 @@ def _server(
     return _Server(config, console, notifier)
 
 
-def _stopped_by(stop: threading.Event, server: uvicorn.Server) -> threading.Thread:
-    def wait() -> None:
-        stop.wait()
-        server.should_exit = True
-
-    thread = threading.Thread(target=wait, name="ftlayer-console-stop", daemon=True)
-    thread.start()
-    return thread
+def _stop(stop: threading.Event, server: uvicorn.Server) -> None:
+    stop.wait()
+    server.should_exit = True
 
 
 @contextmanager
@@ -322,25 +288,23 @@ def _listening(options: ConsoleOptions) -> Iterator[socket.socket]:
     address = options.address
     if address.path:
         check_socket_free(address.path, "listen")
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        before = os.umask(0o177)
-        try:
-            listener.bind(address.path)
-        except OSError as error:
-            raise cannot_listen("listen", options.listen, error) from error
-        finally:
-            os.umask(before)
-    else:
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        try:
+    try:
+        if address.path:
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            before = os.umask(0o177)
+            try:
+                listener.bind(address.path)
+            finally:
+                os.umask(before)
+        else:
+            family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
             listener = socket.create_server((address.host, address.port), family=family)
-        except OSError as error:
-            raise cannot_listen("listen", options.listen, error) from error
+    except OSError as error:
+        raise cannot_listen("listen", options.listen, error) from error
     listener.listen(_BACKLOG)
     try:
         yield listener
     finally:
         listener.close()
         if address.path:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(address.path)
+            Path(address.path).unlink(missing_ok=True)

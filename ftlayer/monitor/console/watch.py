@@ -6,6 +6,7 @@ is known. Pages are made of what is known: none waits for a vertex that does not
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -24,7 +25,7 @@ from ftlayer.common.clock import Now
 from ftlayer.common.rules.histogram import Histogram
 from ftlayer.errors import FTLayerError, UnknownJobError, VertexUnavailableError
 from ftlayer.monitor.console.guard import API, EVENTS, METRICS, STATIC
-from ftlayer.monitor.console.login import Sessions
+from ftlayer.monitor.console.options import Sessions
 from ftlayer.monitor.gather import Client, Gatherer
 from ftlayer.monitor.rules.names import JobNames, VertexView
 from ftlayer.vertex.calls import AnnouncedJob, GetHour, Hour
@@ -58,7 +59,6 @@ class Watch:
     """Looks at vertices for all requests. Any thread may use it."""
 
     def __init__(self, gatherer: Gatherer, clock: Callable[[], Now]) -> None:
-        """Look by ``gatherer``; asks nothing before `start` or `refresh`."""
         self._gatherer = gatherer
         self._clock = clock
         self._looked_ms = -STILL_LOOKS_MS
@@ -94,7 +94,7 @@ class Watch:
         return self._gatherer.views()
 
     def names(self) -> JobNames:
-        return JobNames(self._gatherer.views())
+        return self._gatherer.names()
 
     def refresh(self) -> None:
         """Ask all now, so that what was changed a moment ago is seen."""
@@ -154,14 +154,9 @@ class Watch:
     def hour(self, vertex: str, owner: str = "") -> Hour:
         """Return the last hour of a job, or with ``owner`` "" of a vertex. Raises as `job`."""
 
-        def ask() -> Hour:
-            hour = self.client(vertex).call(GetHour(owner))
-            assert isinstance(hour, Hour)
-            return hour
-
         if not self.is_up(vertex):
             raise VertexUnavailableError(f"{vertex} gives no answer")
-        return self._fresh(("hour", vertex, owner), ask)
+        return self._fresh(("hour", vertex, owner), lambda: self.client(vertex).call(GetHour(owner)))
 
     def _fresh(self, key: Hashable, ask: Callable[[], Value]) -> Value:
         """Return an answer that is hardly older than a moment: tabs that show the same ask once."""
@@ -179,15 +174,13 @@ class Watch:
         while not self._stop.wait(_LOOK_EVERY_S):
             now = self._turned_ms = self._clock().mono_ms
             every_ms = LOOKED_AT_MS if now - self._looked_ms < STILL_LOOKS_MS else OTHERWISE_MS
-            if now - self._asked_ms >= every_ms:
-                self._ask()
-
-    def _ask(self) -> None:
-        try:
-            self.refresh()
-        except FTLayerError as error:
-            # What a vertex does not answer is in its view; this is a fault of the console's own.
-            logger.warning("the vertices could not be asked: %s", error)
+            if now - self._asked_ms < every_ms:
+                continue
+            try:
+                self.refresh()
+            except FTLayerError as error:
+                # What a vertex does not answer is in its view; this is a fault of the console's own.
+                logger.warning("the vertices could not be asked: %s", error)
 
 
 def _with_parts(listed: AnnouncedJob, looked_at: AnnouncedJob) -> AnnouncedJob:
@@ -197,22 +190,13 @@ def _with_parts(listed: AnnouncedJob, looked_at: AnnouncedJob) -> AnnouncedJob:
         return listed
     if newer.at_ms <= older.at_ms:
         return looked_at
-    job = replace(
-        newer,
-        plan=older.plan,
-        slots=older.slots,
-        batches=older.batches,
-        checkpoints=older.checkpoints,
-        histograms=older.histograms,
-    )
+    job = replace(newer, plan=older.plan, slots=older.slots, batches=older.batches)
+    job = replace(job, checkpoints=older.checkpoints, histograms=older.histograms)
     return replace(listed, job=job, incidents=looked_at.incidents, orders=looked_at.orders)
 
 
-# What a console tells Prometheus: of itself, of how old what it shows is, and of jobs that no vertex tells of.
-#
-# A topology without a vertex has a board in its driver, whose metrics end with the program unless its `metrics_port` is
-# set. A console asks that board anyway, so one scrape of the console has all such jobs.
-
+# What a console tells Prometheus: of itself, of how old what it shows is, and of jobs that no vertex tells of. It asks
+# the boards in their drivers anyway, so one scrape of the console has all such jobs.
 
 REQUESTS = Metric(
     "ftlayer_console_requests",
@@ -250,7 +234,7 @@ class Traffic:
         self._open_pages = 0
 
     def opened(self, pages: int) -> None:
-        """Note that so many pages more are kept current; -1 for one that was left."""
+        """Note that so many pages more are kept current."""
         with self._lock:
             self._open_pages += pages
 
@@ -273,14 +257,15 @@ class Counted:
     """An ASGI layer that counts what the application behind it answers."""
 
     def __init__(self, app: ASGIApp, traffic: Traffic) -> None:
-        self._app = app
-        self._traffic = traffic
+        self._app, self._traffic = app, traffic
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, kind, status = time.perf_counter(), _kind(scope["path"]), 500
+        path, began, status = scope["path"], time.perf_counter(), 500
+        kind = "api" if path.startswith(API) else "static" if path.startswith(STATIC) else "page"
+        kind = {EVENTS: "events", METRICS: "metrics"}.get(path, kind)
 
         async def noted(message: Message) -> None:
             nonlocal status
@@ -297,13 +282,6 @@ class Counted:
             self._traffic.answered(kind, status, time.perf_counter() - began)
 
 
-def _kind(path: str) -> str:
-    for start, kind in ((API, "api"), (STATIC, "static")):
-        if path.startswith(start):
-            return kind
-    return {EVENTS: "events", METRICS: "metrics"}.get(path, "page")
-
-
 def console_families(traffic: Traffic, sessions: Sessions, watch: Watch, now_ms: int) -> Families:
     """Return the values of now; asks boards, but no vertex."""
     families = Families()
@@ -311,26 +289,22 @@ def console_families(traffic: Traffic, sessions: Sessions, watch: Watch, now_ms:
     traffic.add_to(families)
     families.add(SESSIONS, sessions.count(), {})
     for view in watch.known():
-        if not view.is_gone:
-            families.add(VERTEX_UP, float(view.is_up), {"vertex": view.vertex})
-        if not view.is_gone and view.as_of_ms:
-            age_ms = max(now_ms - view.as_of_ms, 0)
-            families.add(SHOWN_AGE, age_ms / 1_000, {"vertex": view.vertex})
+        if view.is_gone:
+            continue
+        families.add(VERTEX_UP, float(view.is_up), {"vertex": view.vertex})
+        if view.as_of_ms:
+            families.add(SHOWN_AGE, max(now_ms - view.as_of_ms, 0) / 1_000, {"vertex": view.vertex})
     add_jobs(families, _jobs_of_boards(watch))
     return families
 
 
 def _jobs_of_boards(watch: Watch) -> Iterator[AnnouncedJob]:
     for view in watch.known():
-        if view.has_records or not view.is_up:
-            continue
-        for listed in view.jobs:
-            if not is_shown(listed):
-                continue
-            try:
-                yield watch.job(view.vertex, listed.job.owner)
-            except (UnknownJobError, VertexUnavailableError):
-                continue  # it has ended since the board was asked: `VERTEX_UP` tells of that
+        for listed in view.jobs if view.is_up and not view.has_records else ():
+            if is_shown(listed):
+                # It may have ended since the board was asked: `VERTEX_UP` tells of that.
+                with contextlib.suppress(UnknownJobError, VertexUnavailableError):
+                    yield watch.job(view.vertex, listed.job.owner)
 
 
 def exposition(families: Families, accept: str) -> tuple[bytes, str]:

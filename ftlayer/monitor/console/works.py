@@ -18,7 +18,6 @@ from ftlayer.monitor.console.watch import Watch
 from ftlayer.monitor.rules import plans
 from ftlayer.monitor.rules.facts import Facts, group_facts
 from ftlayer.monitor.rules.health import Page
-from ftlayer.vertex.calls import RecordPage
 
 
 def job_href(job: str) -> str:
@@ -128,17 +127,13 @@ class Work:
     """
 
     def __init__(self, id: str, user: str, action: Wanted, used_ms: int) -> None:
-        self.id = id
-        self.user = user
-        self.action = action
-        self.used_ms = used_ms
+        self.id, self.user, self.action, self.used_ms = id, user, action, used_ms
         self.state = WorkState.COUNTING
         self.failure = ""
         self.count = 0
         self.letters = plans.Letters((), 0, 0)
         self.groups: tuple[plans.LetterGroup, ...] = ()
-        self.sent = 0
-        self.changed = 0
+        self.sent = self.changed = 0
         self.editing: plans.Editing | None = None
         self.ready = threading.Event()
 
@@ -147,8 +142,7 @@ class Works:
     """All works of a console. Any thread may use it."""
 
     def __init__(self, watch: Watch, clock: Callable[[], Now]) -> None:
-        self._watch = watch
-        self._clock = clock
+        self._watch, self._clock = watch, clock
         self._lock = threading.Lock()
         self._works: dict[str, Work] = {}
 
@@ -218,19 +212,16 @@ class Works:
         threading.Thread(target=run, name=f"ftlayer-console-{work.action}", daemon=True).start()
 
     def _count(self, work: Work, selections: Sequence[plans.Selection], now_ms: int) -> None:
-        names = self._watch.names()
+        names, examined = self._watch.names(), 0
         found: dict[tuple[str, bytes], None] = {}  # selections may overlap
         groups: list[plans.LetterGroup] = []
-        examined = 0
         for selection in selections:
             calls = plans.first_pages(selection, names, now_ms)
             scopes = [plans.PlanScope(selection.vertex, call) for call in calls]
             counting = plans.Counting(scopes, selection.where, names, now_ms)
             while (step := counting.next_call()) is not None:
                 vertex, call = step
-                page = self._watch.client(vertex).call(call)
-                assert isinstance(page, RecordPage)
-                counting.take(page)
+                counting.take(self._watch.client(vertex).call(call))
                 work.count = len(found) + counting.found
                 if work.count > MAX_LETTERS:
                     raise ConfigError(f"these are more than {MAX_LETTERS:,} letters; choose some of them")
@@ -238,9 +229,8 @@ class Works:
             found |= dict.fromkeys(counting.letters.keys)
             examined += counting.letters.examined
             groups += self._groups_of(selection, counting, len(found) - before, now_ms)
-        work.count = len(found)
+        work.count, work.groups = len(found), tuple(groups)
         work.letters = plans.Letters(tuple(found), examined, now_ms)
-        work.groups = tuple(groups)
         work.state = WorkState.COUNTED
 
     def _edit(self, work: Work, selections: Sequence[plans.Selection], now_ms: int) -> None:
@@ -249,13 +239,11 @@ class Works:
         for selection in selections:
             search = plans.Search(selection, names, now_ms)
             while (call := search.next_call()) is not None:
-                page = self._watch.client(selection.vertex).call(call)
-                assert isinstance(page, RecordPage)
-                editing.take(self._watch.view(selection.vertex), search.take(page))
+                letters = search.take(self._watch.client(selection.vertex).call(call))
+                editing.take(self._watch.view(selection.vertex), letters)
                 work.count = len(editing.found)
-        work.count = len(editing.payloads)
+        work.count, work.groups = len(editing.payloads), tuple(editing.groups)
         work.letters = plans.Letters(tuple(editing.payloads), len(editing.found), now_ms)
-        work.groups = tuple(editing.groups)
         work.state = WorkState.COUNTED
 
     def _groups_of(
@@ -274,7 +262,6 @@ class Works:
         carrying = plans.Carrying(plans.Change(work.action), work.letters, by, payloads)
         while (step := carrying.next_call()) is not None:
             vertex, call = step
-            answer = self._watch.client(vertex).call(call)
-            carrying.take(answer)
+            carrying.take(self._watch.client(vertex).call(call))
             work.sent, work.changed = carrying.asked, carrying.changed
         work.state = WorkState.DONE

@@ -16,11 +16,8 @@ from ftlayer.common.rules.circuit import CircuitState, CircuitStatus
 from ftlayer.monitor.rules.names import VertexView, enumerated, spoken, state_of
 from ftlayer.vertex import calls
 
-# What limits a topology, in words.
-#
-# Looked for from its ends up: the first chain that is busy all the time and has one before it that has to wait. Where
-# such a chain is not busy all the time, what is behind it is slow outside: a service that it waits for, or a sink.
-
+# What limits a topology is looked for from its ends up: the first chain that is busy all the time and has one before it
+# that has to wait. Where it is not busy all the time, it waits for something outside: a service, or a sink.
 
 BUSY = 0.8
 BACK_PRESSURED = 0.5
@@ -42,33 +39,19 @@ def bottleneck(job: calls.JobDetails) -> Bottleneck | None:
         return None
     before = _neighbours((edge.target, edge.source) for edge in job.plan.edges if not edge.feedback)
     for uid in _from_the_ends(job.plan):
-        waiting = [
-            busiest for above in before.get(uid, ()) if (busiest := _most_waiting(job, above)) is not None
-        ]
-        own = max(_subtasks(job, uid), key=lambda subtask: subtask.busy, default=None)
-        if waiting and own is not None and own.back_pressured < BACK_PRESSURED:
-            return _found(job, own, max(waiting, key=lambda subtask: subtask.back_pressured))
+        above = [subtask for subtask in job.subtasks if subtask.uid in before.get(uid, ())]
+        waits = max(above, key=lambda subtask: subtask.back_pressured, default=None)
+        subtasks = [subtask for subtask in job.subtasks if subtask.uid == uid]
+        own = max(subtasks, key=lambda subtask: subtask.busy, default=None)
+        if own is None or waits is None or not own.back_pressured < BACK_PRESSURED <= waits.back_pressured:
+            continue
+        why = "" if own.busy >= BUSY else ", so it waits for something outside"
+        text = (
+            f"{uid} is what limits {job.name}: busy {own.busy:.0%} in slot {own.slot}{why}; {waits.uid} before it "
+            f"waits {waits.back_pressured:.0%} of its time"
+        )
+        return Bottleneck(uid, own.slot, text)
     return None
-
-
-def _found(job: calls.JobDetails, own: calls.SubtaskDetails, waiting: calls.SubtaskDetails) -> Bottleneck:
-    is_busy = own.busy >= BUSY
-    what = f"busy {own.busy:.0%} in slot {own.slot}"
-    why = "" if is_busy else ", so it waits for something outside"
-    text = (
-        f"{own.uid} is what limits {job.name}: {what}{why}; {waiting.uid} before it waits "
-        f"{waiting.back_pressured:.0%} of its time"
-    )
-    return Bottleneck(own.uid, own.slot, text)
-
-
-def _subtasks(job: calls.JobDetails, uid: str) -> list[calls.SubtaskDetails]:
-    return [subtask for subtask in job.subtasks if subtask.uid == uid]
-
-
-def _most_waiting(job: calls.JobDetails, uid: str) -> calls.SubtaskDetails | None:
-    most = max(_subtasks(job, uid), key=lambda subtask: subtask.back_pressured, default=None)
-    return most if most is not None and most.back_pressured >= BACK_PRESSURED else None
 
 
 def _neighbours(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
@@ -165,17 +148,19 @@ def together(judgements: Iterable[Judgement]) -> Judgement:
 def overall_health(views: Iterable[VertexView]) -> Judgement:
     """Judge all vertices with their jobs. What two of these say is said once."""
     views = tuple(views)
-    told = ((view, job) for view in views for job in view.jobs if not _is_told_with_its_vertex(view, job))
-    return together([*map(vertex_health, views), *(driver_health(view, job) for view, job in told)])
-
-
-def _is_told_with_its_vertex(view: VertexView, announced: calls.AnnouncedJob) -> bool:
-    return not (view.is_up or view.is_gone or announced.job.final or announced.is_silent)
+    judged = list(map(vertex_health, views))
+    for view in views:
+        for each in view.jobs:
+            # Else it is told with its vertex.
+            if view.is_up or view.is_gone or each.job.final or each.is_silent:
+                judged.append(driver_health(view, each))
+    return together(judged)
 
 
 def job_health(view: VertexView, announced: calls.AnnouncedJob, hour: calls.Hour | None = None) -> Judgement:
     """Judge a job by what its driver said last, and by what its vertex holds of it; with ``hour`` by its watermark."""
-    return together([driver_health(view, announced, hour), _health_of_records(view, announced.job.owner)])
+    of_records = _judged(_findings_of_records(view, announced.job.owner))
+    return together([driver_health(view, announced, hour), of_records])
 
 
 def driver_health(
@@ -183,7 +168,9 @@ def driver_health(
 ) -> Judgement:
     job = announced.job
     if job.final:
-        return _judged(_ended(view.vertex, job))
+        why = f": {job.last_failure}" if job.last_failure else ""
+        text, place = f"{job.name} has failed{why}", PageLink(Page.JOB, view.vertex, job.owner)
+        return _judged([Finding(Health.BROKEN, text, place)] if job.state == "failed" else [])
     if state_of(view, announced) != job.state:
         return _judged([_unheard(view, announced)])
     return _judged(
@@ -200,16 +187,17 @@ def driver_health(
     )
 
 
-def _health_of_records(view: VertexView, owner: str) -> Judgement:
+def _findings_of_records(view: VertexView, owner: str) -> Iterator[Finding]:
     if not view.is_up:
-        return Judgement(Health.OK)
+        return
     streams = tuple(stream for stream in view.streams if stream.owner == owner)
     names = {stream.stream for stream in streams}
     groups = tuple(group for group in view.groups if group.stream in names)
     is_only_one = all(group.stream in names for group in _late(view))
     died_lately = view.died_lately if groups and is_only_one else None
     narrowed = replace(view, streams=streams, groups=groups, died_lately=died_lately)
-    return _judged([*_dead(narrowed), *_intake(narrowed)])
+    yield from _dead(narrowed)
+    yield from _intake(narrowed)
 
 
 def vertex_health(view: VertexView) -> Judgement:
@@ -257,27 +245,17 @@ def _unheard(view: VertexView, announced: calls.AnnouncedJob) -> Finding:
     return Finding(health, f"{job.name} was heard {ago} ago: its vertex gives no answer", place)
 
 
-def _ended(vertex: str, job: calls.JobDetails) -> Iterator[Finding]:
-    if job.state == "failed":
-        why = f": {job.last_failure}" if job.last_failure else ""
-        yield Finding(Health.BROKEN, f"{job.name} has failed{why}", PageLink(Page.JOB, vertex, job.owner))
-
-
 def _restarts(vertex: str, announced: calls.AnnouncedJob) -> Iterator[Finding]:
-    job = announced.job
-    since_ms = job.at_ms - LATELY_MS
-    for incident in announced.incidents:
-        if incident.kind == "restore" and incident.at_ms > since_ms:
-            yield Finding(Health.LOOK, f"{job.name}: {incident.text}", PageLink(Page.JOB, vertex, job.owner))
-    times = [
-        incident
-        for incident in announced.incidents
-        if incident.kind == "restart" and incident.at_ms > since_ms
-    ]
-    if len(times) >= RESTARTS:
+    job, place = announced.job, PageLink(Page.JOB, vertex, announced.job.owner)
+    late = [each for each in announced.incidents if each.at_ms > job.at_ms - LATELY_MS]
+    for incident in late:
+        if incident.kind == "restore":
+            yield Finding(Health.LOOK, f"{job.name}: {incident.text}", place)
+    times = sum(each.kind == "restart" for each in late)
+    if times >= RESTARTS:
         why = f": {job.last_failure}" if job.last_failure else ""
-        text = f"{job.name} was started again {len(times)} times in {spoken(LATELY_MS)}{why}"
-        yield Finding(Health.BROKEN, text, PageLink(Page.JOB, vertex, job.owner))
+        text = f"{job.name} was started again {times} times in {spoken(LATELY_MS)}{why}"
+        yield Finding(Health.BROKEN, text, place)
 
 
 def _circuits(place: PageLink, name: str, circuits: dict[str, CircuitStatus]) -> Iterator[Finding]:
@@ -316,9 +294,10 @@ def _checkpoints(vertex: str, job: calls.JobDetails) -> Iterator[Finding]:
         return
     place = PageLink(Page.CHECKPOINTS, vertex, job.owner)
     if totals.failures_in_a_row and 0 <= totals.tolerable_failures <= totals.failures_in_a_row:
+        count = totals.failures_in_a_row
         text = (
-            f"{_checkpoints_in_a_row(totals)} of {job.name} failed, and {totals.tolerable_failures} may: with the next "
-            f"one the job starts again"
+            f"the last {'checkpoint' if count == 1 else f'{count} checkpoints'} of {job.name} failed, and "
+            f"{totals.tolerable_failures} may: with the next one the job starts again"
         )
         yield Finding(Health.BROKEN, text, place)
     since_ms = totals.last_completed_ms or job.since_ms
@@ -330,13 +309,7 @@ def _checkpoints(vertex: str, job: calls.JobDetails) -> Iterator[Finding]:
         yield Finding(Health.LOOK, text, place)
 
 
-def _checkpoints_in_a_row(totals: calls.CheckpointTotals) -> str:
-    count = totals.failures_in_a_row
-    return "the last checkpoint" if count == 1 else f"the last {count} checkpoints"
-
-
 def _died(vertex: str, announced: calls.AnnouncedJob) -> Iterator[Finding]:
-    """Tell of dead letters that the job keeps itself, in files."""
     job = announced.job
     if 0 <= announced.died_ago_ms < LATELY_MS:
         text = f"{job.name} has made dead letters in the last {spoken(LATELY_MS)}, {job.dead:,} in this run"
@@ -344,7 +317,6 @@ def _died(vertex: str, announced: calls.AnnouncedJob) -> Iterator[Finding]:
 
 
 def _failing(vertex: str, job: calls.JobDetails) -> Iterator[Finding]:
-    """Tell of records that failed in a chain and wait there, and of a chain that pauses for their sake."""
     for key, count in sorted(job.counters.items()):
         kind, _, uid = key.partition("/")
         place = PageLink(Page.JOB, vertex, job.owner, operator=uid)
@@ -396,8 +368,7 @@ def _silent_vertex(view: VertexView) -> Iterator[Finding]:
 
 
 def _left_behind(view: VertexView) -> Iterator[Finding]:
-    dead = int(view.stats.get("dead_letters", 0))
-    if dead:
+    if dead := int(view.stats.get("dead_letters", 0)):
         letters = "dead letter" if dead == 1 else "dead letters"
         text = (
             f"the program of vertex {view.vertex} has ended and left {dead:,} {letters} in its store: to change "
@@ -427,26 +398,22 @@ def _dead(view: VertexView) -> Iterator[Finding]:
     operators = sorted({group.operator for group in late if group.operator})
     operator = operators[0] if len(operators) == 1 else ""
     streams = {group.stream for group in late}
-    titles = sorted(
-        {stream.title or stream.owner or stream.stream for stream in view.streams if stream.stream in streams}
-    )
+    meant = [stream for stream in view.streams if stream.stream in streams]
+    titles = sorted({stream.title or stream.owner or stream.stream for stream in meant})
     whose = f" of {enumerated(titles)}" if titles else ""
     where = f", all in {operator}" if operator else f", in {enumerated(operators)}" if operators else ""
-    text = f"{_late_count(view, late)}{whose} in the last {spoken(LATELY_MS)}{where}"
+    # As the vertex has counted, or else by the groups, of which some may be older.
+    since_ms = view.as_of_ms - LATELY_MS
+    is_exact = bool(view.died_lately) or all(group.first_seen_ms > since_ms for group in late)
+    count = view.died_lately or sum(group.count if group.first_seen_ms > since_ms else 1 for group in late)
+    letters = f"{'' if is_exact else 'at least '}{count:,} dead {'letter' if count == 1 else 'letters'}"
+    text = f"{letters}{whose} in the last {spoken(LATELY_MS)}{where}"
     stream = next(iter(streams)) if len(streams) == 1 else ""
     yield Finding(Health.LOOK, text, PageLink(Page.DEAD, view.vertex, stream=stream, operator=operator))
 
 
 def _late(view: VertexView) -> list[calls.DeadGroup]:
     return [group for group in view.groups if group.last_seen_ms > view.as_of_ms - LATELY_MS]
-
-
-def _late_count(view: VertexView, late: list[calls.DeadGroup]) -> str:
-    """Return how many letters came: as the vertex has counted, or else by the groups, of which some may be older."""
-    since_ms = view.as_of_ms - LATELY_MS
-    is_exact = bool(view.died_lately) or all(group.first_seen_ms > since_ms for group in late)
-    count = view.died_lately or sum(group.count if group.first_seen_ms > since_ms else 1 for group in late)
-    return f"{'' if is_exact else 'at least '}{count:,} dead {'letter' if count == 1 else 'letters'}"
 
 
 def _intake(view: VertexView) -> Iterator[Finding]:

@@ -21,18 +21,14 @@ from ftlayer.checkpoint.letters import TIMER_SCHEMA, not_into_source
 from ftlayer.common.printable import described
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError, FTLayerError, UnsupportedError
-from ftlayer.monitor.rules.differences import Difference, differences
 from ftlayer.monitor.rules.names import JobNames, VertexView
-from ftlayer.monitor.rules.row_json import json_of_row, row_of_json
+from ftlayer.monitor.rules.row_json import Difference, differences, json_of_row, row_of_json
 from ftlayer.monitor.rules.where import Where
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules.grouping import kind_of
 
-# Finding records: page by page, what the vertex can do of a filter there, the rest of it here.
-#
-# No call to a vertex examines more than a bounded number of records, so a search is many short calls, between which
-# others work. It says how many were examined, and may be given up, or gone on with, behind each.
-
+# Finding records: page by page, what the vertex can do of a filter there, the rest of it here. No call examines more
+# than a bounded number of records, so a search is many short ones, between which others work and it may be given up.
 
 DEAD, WAITING = "dead", "waiting"
 
@@ -109,9 +105,7 @@ class Search:
 
     def __init__(self, selection: Selection, names: JobNames, now_ms: int) -> None:
         """``now_ms`` (Unix) is what ages are reckoned from."""
-        self._selection = selection
-        self._names = names
-        self._now_ms = now_ms
+        self._selection, self._names, self._now_ms = selection, names, now_ms
         self._calls = deque(first_pages(selection, names, now_ms))
         self.examined = 0
 
@@ -130,9 +124,8 @@ class Search:
         call = self._calls.popleft()
         if page.more:
             self._calls.appendleft(replace(call, after=page.more))
-        where = self._selection.where
-        vertex = self._selection.vertex
-        return tuple(info for info in page.records if where.matches(vertex, info, self._names, self._now_ms))
+        where, known = self._selection.where, (self._names, self._now_ms)
+        return tuple(info for info in page.records if where.matches(self._selection.vertex, info, *known))
 
 
 def first_pages(selection: Selection, names: JobNames, now_ms: int) -> tuple[calls.SelectRecords, ...]:
@@ -150,11 +143,11 @@ def first_pages(selection: Selection, names: JobNames, now_ms: int) -> tuple[cal
         root=pushed.root,
         newest=selection.newest and is_dead,
     )
-    keys = _keys(selection.keys, pushed.keys)
+    keys = selection.keys or pushed.keys
+    if selection.keys and pushed.keys:
+        keys = tuple(key for key in keys if key in pushed.keys)
     parts = [keys[start : start + calls.MAX_KEYS] for start in range(0, len(keys), calls.MAX_KEYS)]
-    if not parts:
-        if selection.keys:
-            return ()
+    if not parts and not selection.keys:
         parts = [()]
     return tuple(
         replace(base, stream=stream, keys=part)
@@ -163,15 +156,12 @@ def first_pages(selection: Selection, names: JobNames, now_ms: int) -> tuple[cal
     )
 
 
-def _keys(wanted: tuple[bytes, ...], pushed: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    return tuple(key for key in wanted if key in pushed) if wanted and pushed else wanted or pushed
-
-
 def _streams(selection: Selection, names: JobNames, pushed: str) -> list[str]:
     """Return the streams of the vertex that all names mean, "" where none is named."""
-    wanted = [name for name in (selection.stream, pushed) if name]
     sets = [
-        {stream for vertex, stream in names.streams(name) if vertex == selection.vertex} for name in wanted
+        {stream for vertex, stream in names.streams(name) if vertex == selection.vertex}
+        for name in (selection.stream, pushed)
+        if name
     ]
     if selection.stream_id:
         sets.append({selection.stream_id})
@@ -218,16 +208,9 @@ def whole_groups(
     if is_partial or not pushed.is_all:
         return None
     wanted = [set(names.streams(name)) for name in (selection.stream, pushed.stream) if name]
+    same = ("stream", "operator", "kind", "count", "first_seen_ms", "last_seen_ms")
     found = [
-        LetterGroup(
-            selection.vertex,
-            group.stream,
-            group.operator,
-            group.kind,
-            group.count,
-            group.first_seen_ms,
-            group.last_seen_ms,
-        )
+        LetterGroup(selection.vertex, *(getattr(group, name) for name in same))
         for group in groups
         if pushed.operator in ("", group.operator)
         and all((selection.vertex, group.stream) in streams for streams in wanted)
@@ -242,8 +225,6 @@ KEYS_A_CALL = 1_000
 
 
 class Change(StrEnum):
-    """What can be done to dead letters."""
-
     REQUEUE = "requeue"
     PURGE = "purge"
     EDIT = "edit"
@@ -272,9 +253,7 @@ class Counting:
     def __init__(self, scopes: Sequence[PlanScope], where: Where, names: JobNames, now_ms: int) -> None:
         """Look for those that are dead at ``now_ms`` (Unix)."""
         self._scopes = list(scopes)
-        self._where = where
-        self._names = names
-        self._now_ms = now_ms
+        self._where, self._names, self._now_ms = where, names, now_ms
         self._sees_records = not where.pushed(now_ms).is_all
         self._groups = LetterGroups()
         self._found: dict[tuple[str, bytes], None] = {}  # scopes may overlap
@@ -290,13 +269,12 @@ class Counting:
         if not self._scopes:
             return None
         scope = self._scopes[0]
-        until_ms = min(scope.select.until_ms or self._now_ms + 1, self._now_ms + 1)
         call = replace(
             scope.select,
             state="dead",
             newest=False,
             after=self._after,
-            until_ms=until_ms,
+            until_ms=min(scope.select.until_ms or self._now_ms + 1, self._now_ms + 1),
             keys_only=not self._sees_records,
             limit=calls.MAX_SELECTED if self._sees_records else calls.MAX_KEYS,
         )
@@ -306,9 +284,8 @@ class Counting:
         vertex = self._scopes[0].vertex
         keys: Sequence[bytes] = page.keys
         if self._sees_records:
-            meant = [
-                info for info in page.records if self._where.matches(vertex, info, self._names, self._now_ms)
-            ]
+            known = self._names, self._now_ms
+            meant = [info for info in page.records if self._where.matches(vertex, info, *known)]
             for info in meant:
                 if (vertex, info.key) not in self._found:
                     self._groups.add(vertex, info)
@@ -372,7 +349,6 @@ class Editing:
 
     @property
     def groups(self) -> list[LetterGroup]:
-        """What is edited."""
         return self._groups.groups()
 
     def take(self, view: VertexView, letters: Iterable[calls.RecordInfo]) -> None:
@@ -414,10 +390,7 @@ class Editing:
         """Return what is left, and why, and the first edits, as JSON has them."""
         return {
             "unchanged": self.unchanged,
-            "left": [
-                {"vertex": vertex, "key": key.hex(), "reason": why}
-                for (vertex, key), why in self.left.items()
-            ],
+            "left": [{"vertex": at, "key": key.hex(), "reason": why} for (at, key), why in self.left.items()],
             "preview": [
                 {
                     "vertex": vertex,
@@ -440,12 +413,8 @@ class Carrying:
         by: str = "",
         payloads: Mapping[tuple[str, bytes], pa.RecordBatch] | None = None,
     ) -> None:
-        """Change these letters; nothing is done yet.
-
-        ``by`` says who does it, for the audit log; ``payloads`` are the new ones, of a change that edits.
-        """
-        self._change = change
-        self._by = by
+        """``by`` says who does it, for the audit log; ``payloads`` are the new ones, of a change that edits."""
+        self._change, self._by = change, by
         self._payloads = payloads or {}
         self._rest: dict[str, list[bytes]] = {}
         for vertex, key in letters.keys:

@@ -11,15 +11,8 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from ftlayer.errors import ConfigError, MalformedRequestError
-from ftlayer.monitor.console.asking import (
-    Operator,
-    PostedForm,
-    by,
-    check_editable,
-    check_unmasked,
-    parsed_payload,
-    requeue_edited,
-)
+from ftlayer.monitor.console import asking
+from ftlayer.monitor.console.asking import Operator, PostedForm
 from ftlayer.monitor.console.guard import Caller
 from ftlayer.monitor.console.live import Context, LivePage, Visit
 from ftlayer.monitor.console.pages.overview import own_path
@@ -27,13 +20,12 @@ from ftlayer.monitor.console.pages.records import check_masking, filter_of, know
 from ftlayer.monitor.console.rendering import console_of, go_to, page, say
 from ftlayer.monitor.console.searching import Choice, Console, choice_of
 from ftlayer.monitor.console.works import Wanted, Work, WorkState, dead_groups, with_query
-from ftlayer.monitor.rules.differences import Difference, differences
 from ftlayer.monitor.rules.exporting import Page, exported
 from ftlayer.monitor.rules.facts import letter_group_facts, record_facts
 from ftlayer.monitor.rules.file_formats import ExportFormat
 from ftlayer.monitor.rules.plans import BACK_FROM_FILES
-from ftlayer.monitor.rules.row_json import json_of_row, structured_row
-from ftlayer.vertex.calls import MAX_SELECTED, RecordInfo, RecordPage, SelectRecords
+from ftlayer.monitor.rules.row_json import Difference, differences, json_of_row, structured_row
+from ftlayer.vertex.calls import MAX_SELECTED, RecordInfo, SelectRecords
 
 router = APIRouter(include_in_schema=False)
 
@@ -42,7 +34,7 @@ router = APIRouter(include_in_schema=False)
 def edit_page(request: Request, vertex: str, key: str, caller: Operator) -> Response:
     console = console_of(request)
     info = known_record(console, vertex, key)
-    check_editable(console, vertex, info)
+    asking.check_editable(console, vertex, info)
     return _page(request, vertex, info)
 
 
@@ -54,14 +46,14 @@ def edit(request: Request, vertex: str, key: str, caller: Operator, form: Posted
     """
     console = console_of(request)
     info = known_record(console, vertex, key)
-    check_editable(console, vertex, info)
+    asking.check_editable(console, vertex, info)
     text = form.text("payload")
     if form.text("again"):
         return _page(request, vertex, info, text=text)
     try:
-        payload = parsed_payload(text, info.payload)
+        payload = asking.parsed_payload(text, info.payload)
         if form.text("confirmed"):
-            if requeue_edited(console, caller, vertex, info, payload):
+            if asking.requeue_edited(console, caller, vertex, info, payload):
                 back = f": {BACK_FROM_FILES}" if console.watch.view(vertex).is_stored else ""
                 say(request, f"The letter was requeued with its new payload{back}.")
             else:
@@ -70,7 +62,7 @@ def edit(request: Request, vertex: str, key: str, caller: Operator, form: Posted
     except (ConfigError, MalformedRequestError) as error:
         return _page(request, vertex, info, text=text, failure=str(error), status=400)
     changes = differences(json_of_row(info.payload), json_of_row(payload))
-    return _page(request, vertex, info, text=text, changes=changes, is_checked=True)
+    return _page(request, vertex, info, text=text, changes=changes)
 
 
 def _page(
@@ -81,21 +73,16 @@ def _page(
     text: str | None = None,
     failure: str = "",
     changes: list[Difference] | None = None,
-    is_checked: bool = False,
     status: int = 200,
 ) -> Response:
-    facts = record_facts(vertex, info, console_of(request).watch.names())
-    return page(
-        request,
-        "edit.html",
-        here="/dead",
-        record=facts,
-        text=payload_text(structured_row(info.payload)) if text is None else text,
-        failure=failure,
-        changes=changes or [],
-        is_checked=is_checked,
-        status=status,
-    )
+    said: Context = {
+        "record": record_facts(vertex, info, console_of(request).watch.names()),
+        "text": payload_text(structured_row(info.payload)) if text is None else text,
+        "failure": failure,
+        "changes": changes or [],
+        "is_checked": changes is not None,
+    }
+    return page(request, "edit.html", here="/dead", status=status, **said)
 
 
 _AT_ONCE_S = 0.15
@@ -103,38 +90,19 @@ _AT_ONCE_S = 0.15
 
 
 def _groups(visit: Visit) -> Context:
-    query = visit.query
-    found = dead_groups(
-        visit.console.watch,
-        vertex=query.get("vertex", ""),
-        job=query.get("job", ""),
-        stream=query.get("stream", ""),
-        operator=query.get("operator", ""),
-        mask=visit.mask,
-    )
-    groups = [
-        group
-        | {
-            "id": f"{group['vertex']}:{group['group']}:{group['stream_id']}",
-            "href": with_query(
-                "/records",
-                {
-                    "state": "dead",
-                    "vertex": group["vertex"],
-                    "stream": group["stream_id"],
-                    "group": group["group"],
-                },
-            ),
-        }
-        for group in found.groups
-    ]
-    filters = ", ".join(query[name] for name in ("job", "vertex", "stream", "operator") if query.get(name))
+    query = {name: visit.query.get(name, "") for name in ("job", "vertex", "stream", "operator")}
+    found = dead_groups(visit.console.watch, **query, mask=visit.mask)
+    groups = []
+    for group in found.groups:
+        vertex, stream, number = group["vertex"], group["stream_id"], group["group"]
+        those = {"state": "dead", "vertex": vertex, "stream": stream, "group": number}
+        groups.append(group | {"id": f"{vertex}:{number}:{stream}", "href": with_query("/records", those)})
     return {
         "groups": groups,
         "total": sum(group["count"] for group in groups),
         "troubles": found.troubles,
         "many": len(visit.console.watch.views()) > 1,
-        "filters": filters,
+        "filters": ", ".join(filter(None, query.values())),
     }
 
 
@@ -209,7 +177,7 @@ def begin_work(console: Console, user: str, action: str, choice: Choice, functio
     if wanted is Wanted.EXPORT:
         check_export(console)
     if wanted is Wanted.EDIT:
-        check_unmasked(console)
+        asking.check_unmasked(console)
         if function not in console.functions:
             known = ", ".join(console.functions) or "none: start the console with --edit-with module:function"
             raise ConfigError(f"function: expected one of those that this console may call ({known})")
@@ -226,7 +194,7 @@ def begin_change(console: Console, plan: str, action: Wanted, caller: Caller) ->
     work = known_work(console, plan, caller.user.name)
     if work.action is not action:
         raise ConfigError(f"this plan is to {work.action}, not to {action}")
-    console.works.carry_out(work, by(caller))
+    console.works.carry_out(work, asking.by(caller))
     return work
 
 
@@ -239,9 +207,8 @@ def known_work(console: Console, plan: str, user: str) -> Work:
     """Return a plan of this user; answers 404 where there is none."""
     work = console.works.get(plan, user)
     if work is None:
-        raise HTTPException(
-            404, "this plan is not known (any more): plans are kept for ten minutes; make another one"
-        )
+        text = "this plan is not known (any more): plans are kept for ten minutes; make another one"
+        raise HTTPException(404, text)
     return work
 
 
@@ -266,7 +233,6 @@ def _letters(console: Console, work: Work) -> Iterator[Page]:
             )
             while True:
                 page = console.watch.client(vertex).call(call)
-                assert isinstance(page, RecordPage)
                 yield vertex, page.records
                 if not page.more:
                     break

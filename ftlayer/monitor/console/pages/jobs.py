@@ -12,18 +12,9 @@ from fastapi.responses import Response
 from markupsafe import Markup
 
 from ftlayer.errors import ConfigError
-from ftlayer.monitor.console import charts, formats
-from ftlayer.monitor.console.asking import (
-    Operator,
-    OrderForm,
-    PostedForm,
-    actions_of,
-    ask,
-    check_savepoint,
-    drawn_id,
-    split_job,
-)
-from ftlayer.monitor.console.graph import GraphEdge, GraphNode, draw
+from ftlayer.monitor.console import asking, charts, formats
+from ftlayer.monitor.console.asking import Operator, PostedForm, split_job
+from ftlayer.monitor.console.charts import GraphEdge, GraphNode, draw
 from ftlayer.monitor.console.guard import Caller
 from ftlayer.monitor.console.live import Context, LivePage, Visit, known_hour, shown_hours
 from ftlayer.monitor.console.rendering import console_of, go_to, page, say
@@ -33,17 +24,16 @@ from ftlayer.monitor.rules.facts import Facts, job_facts
 from ftlayer.vertex.calls import AnnouncedJob, OrderAction
 
 PHASES = ("run", "verdict", "seal", "sink", "commit")
-SHOWN_BATCHES = 60
-LISTED_BATCHES = 20
-SHOWN_INCIDENTS = 50
-SHOWN_CHECKPOINTS = 50
+SHOWN_BATCHES, LISTED_BATCHES, SHOWN_INCIDENTS, SHOWN_CHECKPOINTS = 60, 20, 50, 50
 
 router = APIRouter(include_in_schema=False)
 
 
 def _job(visit: Visit) -> Context:
     announced, facts = shown_job(visit.console, visit.caller, visit.params["job"])
-    offered = actions_of(announced.job) if visit.caller.user.is_operator and not announced.is_silent else ()
+    offered = (
+        asking.actions_of(announced.job) if visit.caller.user.is_operator and not announced.is_silent else ()
+    )
     is_up = visit.console.watch.is_up(facts["vertex"])
     return {"job": facts, "actions": offered if is_up else (), "tab": "job", "is_up": is_up}
 
@@ -71,13 +61,10 @@ def _checkpoint_page(visit: Visit) -> Context:
     checkpoints = context["job"]["checkpoints"]
     items = [] if checkpoints is None else checkpoints["items"][:SHOWN_CHECKPOINTS]
     ended = [item for item in items[::-1] if item["ended"]]
-    bars = [
-        charts.Bar(
-            (item["duration_seconds"],),
-            f"{item['kind']} {item['checkpoint']}: {formats.seconds(item['duration_seconds'])}",
-        )
-        for item in ended
-    ]
+    bars = []
+    for item in ended:
+        title = f"{item['kind']} {item['checkpoint']}: {formats.seconds(item['duration_seconds'])}"
+        bars.append(charts.Bar((item["duration_seconds"],), title))
     chart = charts.stack(bars, "How long the last checkpoints took") if bars else ""
     located = [item["location"] for item in items if item["location"] and item["state"] == "completed"]
     if not located and checkpoints is not None:
@@ -93,22 +80,11 @@ def _checkpoint_page(visit: Visit) -> Context:
     }
 
 
-GRAPH_PAGE = LivePage(
-    "/jobs/{job}",
-    "job.html",
-    (
-        *("job_title", "job_verdict", "graph", "operators", "latencies", "slots", "batches"),
-        *("hours", "orders", "incidents"),
-    ),
-    _graph_page,
-    "/",
-)
+_OF_A_JOB = ("graph", "operators", "latencies", "slots", "batches", "hours", "orders", "incidents")
+_OF_CHECKPOINTS = ("job_title", "checkpoint_totals", "checkpoints")
+GRAPH_PAGE = LivePage("/jobs/{job}", "job.html", ("job_title", "job_verdict", *_OF_A_JOB), _graph_page, "/")
 CHECKPOINT_PAGE = LivePage(
-    "/jobs/{job}/checkpoints",
-    "job_checkpoints.html",
-    ("job_title", "checkpoint_totals", "checkpoints"),
-    _checkpoint_page,
-    "/",
+    "/jobs/{job}/checkpoints", "job_checkpoints.html", _OF_CHECKPOINTS, _checkpoint_page, "/"
 )
 
 
@@ -125,14 +101,14 @@ def checkpoint_page(request: Request, job: str) -> Response:
 @router.get("/jobs/{job}/ask/{action}")
 def ask_page(request: Request, job: str, action: str, caller: Operator) -> Response:
     announced, facts = shown_job(console_of(request), caller, job)
-    wanted = next((offered for offered in actions_of(announced.job) if offered.name == action), None)
+    wanted = next((offered for offered in asking.actions_of(announced.job) if offered.name == action), None)
     if wanted is None:
         raise ConfigError(
             f"{action}: this cannot be asked of {announced.job.name}, which is {announced.job.state}"
         )
-    check_savepoint(announced.job, wanted)
+    asking.check_savepoint(announced.job, wanted)
     # The form has the id of its order: sent twice, it is one order.
-    return page(request, "ask.html", here="/", job=facts, action=wanted, order_id=drawn_id())
+    return page(request, "ask.html", here="/", job=facts, action=wanted, order_id=asking.drawn_id())
 
 
 @router.post("/jobs/{job}/orders")
@@ -141,14 +117,9 @@ def order(request: Request, job: str, caller: Operator, form: PostedForm) -> Res
     slot = form.text("slot")
     if slot and not slot.isdecimal():
         raise ConfigError(f"slot: expected a number, got {slot!r}")
-    asked = OrderForm(
-        action=form.text("action"),
-        run=form.text("run"),
-        id=form.text("id"),
-        timeout=form.text("timeout"),
-        slot=int(slot) if slot else -1,
-    )
-    record = ask(console.watch, job, asked, caller, console.clock().wall_ms)
+    texts = {name: form.text(name) for name in ("action", "run", "id", "timeout")}
+    asked = asking.OrderForm(**texts, slot=int(slot) if slot else -1)
+    record = asking.ask(console.watch, job, asked, caller, console.clock().wall_ms)
     if record.order.action != "stack":
         say(request, f"Asked for: {record.order.action}. What becomes of it stands under “Asked of it”.")
     return go_to(job_href(job))
@@ -160,16 +131,10 @@ def shown_job(console: Console, caller: Caller, job: str) -> tuple[AnnouncedJob,
     Raises `ConfigError`, `UnknownJobError`, and what the vertex raises.
     """
     vertex, owner = split_job(job)
-    watch = console.watch
-    announced = watch.job(vertex, owner)
+    watch, mask = console.watch, console.options.mask_payloads
+    announced, hour = watch.job(vertex, owner), known_hour(watch, vertex, owner)
     view = next(view for view in watch.views() if view.vertex == vertex)
-    facts = job_facts(
-        view,
-        announced,
-        watch.names(),
-        hour=known_hour(watch, vertex, owner),
-        mask=console.options.mask_payloads,
-    )
+    facts = job_facts(view, announced, watch.names(), hour=hour, mask=mask)
     facts["orders"] = [shown_order(order, caller) for order in facts["orders"]]
     return announced, facts
 
@@ -190,16 +155,22 @@ def drawing_of(job: Facts) -> Markup | None:
     queued = {(edge["source"], edge["target"]): edge for edge in job["edges"]}
     sources = Counter(edge["source"] for edge in plan["edges"])
     targets = Counter(edge["target"] for edge in plan["edges"])
-    nodes = [
-        _node(
-            node,
-            fares.get(node["uid"]),
-            is_source=not targets[node["uid"]],
-            is_sink=not sources[node["uid"]],
-            is_bottleneck=node["uid"] == limits,
-        )
-        for node in plan["nodes"]
-    ]
+    nodes = []
+    for node in plan["nodes"]:
+        uid, names = node["uid"], tuple(node["names"])
+        is_source, is_sink, fare = not targets[uid], not sources[uid], fares.get(uid)
+        what = "source" if is_source else "sink" if is_sink else "operator"
+        about = " → ".join(names) if names and names != (uid,) else what
+        drawn = GraphNode(uid, names, node["parallelism"], about=about, is_bottleneck=uid == limits)
+        if fare is not None:
+            drawn = replace(
+                drawn,
+                in_per_s=None if is_source else fare["in_per_second"],
+                out_per_s=None if is_sink else fare["out_per_second"],
+                busy=fare["busy_ratio"],
+                back_pressured=fare["back_pressured_ratio"],
+            )
+        nodes.append(drawn)
     edges = []
     for edge in plan["edges"]:
         source, target = edge["source"], edge["target"]
@@ -213,34 +184,6 @@ def drawing_of(job: Facts) -> Markup | None:
     return draw(nodes, edges, f"The graph of {job['name']}: {len(nodes)} chains, {len(edges)} edges")
 
 
-def _node(
-    node: Mapping[str, Any],
-    fares: Mapping[str, Any] | None,
-    *,
-    is_source: bool,
-    is_sink: bool,
-    is_bottleneck: bool,
-) -> GraphNode:
-    names = tuple(node["names"])
-    what = "source" if is_source else "sink" if is_sink else "operator"
-    drawn = GraphNode(
-        node["uid"],
-        names,
-        node["parallelism"],
-        about=" → ".join(names) if names and names != (node["uid"],) else what,
-        is_bottleneck=is_bottleneck,
-    )
-    if fares is None:
-        return drawn
-    return replace(
-        drawn,
-        in_per_s=None if is_source else fares["in_per_second"],
-        out_per_s=None if is_sink else fares["out_per_second"],
-        busy=fares["busy_ratio"],
-        back_pressured=fares["back_pressured_ratio"],
-    )
-
-
 def _edge(edge: Mapping[str, Any], queued: Mapping[str, Any] | None, per_s: float | None) -> GraphEdge:
     how = ", ".join(filter(None, (edge["partitioner"], edge["tag"] and f"side output {edge['tag']}")))
     note = f"{edge['source']} → {edge['target']}" + (f" ({how})" if how else "")
@@ -251,12 +194,9 @@ def _edge(edge: Mapping[str, Any], queued: Mapping[str, Any] | None, per_s: floa
 
 
 def batch_chart(batches: Sequence[Facts]) -> Markup:
-    bars = [
-        charts.Bar(
-            tuple(batch["phases_seconds"].get(phase, 0.0) for phase in PHASES),
-            f"batch {batch['batch']}: {formats.count(batch['rows'])} rows in "
-            f"{formats.seconds(batch['duration_seconds'])}, {batch['failed']} failed",
-        )
-        for batch in batches
-    ]
+    bars = []
+    for batch in batches:
+        rows, took = formats.count(batch["rows"]), formats.seconds(batch["duration_seconds"])
+        title = f"batch {batch['batch']}: {rows} rows in {took}, {batch['failed']} failed"
+        bars.append(charts.Bar(tuple(batch["phases_seconds"].get(phase, 0.0) for phase in PHASES), title))
     return charts.stack(bars, f"How long the last {len(bars)} batches took, by phase")

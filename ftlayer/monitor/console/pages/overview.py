@@ -15,12 +15,12 @@ from ftlayer.errors import CheckpointError, ConfigError, UnsupportedError, Verte
 from ftlayer.monitor.console.asking import PostedForm, SubmittedForm
 from ftlayer.monitor.console.guard import LOGIN, peer_of, session_key, too_many
 from ftlayer.monitor.console.live import Context, LivePage, Visit, shown_hours
-from ftlayer.monitor.console.login import SESSION_MS
+from ftlayer.monitor.console.options import SESSION_MS
 from ftlayer.monitor.console.rendering import console_of, go_to, page
 from ftlayer.monitor.console.watch import Watch
 from ftlayer.monitor.console.works import with_query
 from ftlayer.monitor.rules.facts import Facts, audit_facts, iso, overview_facts, seconds
-from ftlayer.vertex.calls import AuditPage, ListAudit
+from ftlayer.vertex.calls import ListAudit
 
 router = APIRouter(include_in_schema=False)
 
@@ -33,15 +33,10 @@ MOST_ENTRIES = 500
 def audit_page(request: Request, vertex: str = "", after: str = "") -> Response:
     watch = console_of(request).watch
     found = audit_of(watch, vertex=vertex, after=after)
-    return page(
-        request,
-        "audit.html",
-        here="/audit",
-        found=found,
-        vertices=[view.vertex for view in watch.views() if view.has_records],
-        vertex=vertex,
-        more=with_query("/audit", {"vertex": vertex, "after": found.next}) if found.next else "",
-    )
+    there = [view.vertex for view in watch.views() if view.has_records]
+    more = with_query("/audit", {"vertex": vertex, "after": found.next}) if found.next else ""
+    about: Context = {"found": found, "vertices": there, "vertex": vertex, "more": more}
+    return page(request, "audit.html", here="/audit", **about)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,29 +55,25 @@ def audit_of(watch: Watch, *, vertex: str = "", after: str = "", limit: int = EN
     views = [view for view in watch.views() if not view.is_gone and vertex in ("", view.vertex)]
     if after and len(views) != 1:
         raise ConfigError("after: a page goes on in the log of one vertex; say which, by vertex")
+    try:
+        cursor = bytes.fromhex(after)
+    except ValueError:
+        raise ConfigError("after: this is not where a page ended; begin anew") from None
     entries: list[Facts] = []
     troubles: list[str] = []
     more = ""
     for view in views:
         try:
-            page = watch.client(view.vertex).call(ListAudit(_cursor(after), limit))
+            page = watch.client(view.vertex).call(ListAudit(cursor, limit))
         except UnsupportedError:
             continue  # a driver's own board changes no records
         except VertexUnavailableError as error:
             troubles.append(f"{view.vertex} gives no answer: {error if view.is_up else view.failure}")
             continue
-        assert isinstance(page, AuditPage)
         entries += [{"vertex": view.vertex} | audit_facts(entry) for entry in page.entries]
         more = page.more.hex() if len(views) == 1 else ""
     entries.sort(key=lambda entry: entry["at"] or "", reverse=True)
     return FoundAudit(entries[:limit], more, troubles)
-
-
-def _cursor(after: str) -> bytes:
-    try:
-        return bytes.fromhex(after)
-    except ValueError:
-        raise ConfigError("after: this is not where a page ended; begin anew") from None
 
 
 MOST_STORED = 200
@@ -106,16 +97,15 @@ class StoredCheckpoints:
 
 def stored_checkpoints(urls: tuple[str, ...]) -> list[StoredCheckpoints]:
     """Read what lies below each of ``urls``; one that cannot be read is said so."""
-    return [_below(url) for url in urls]
-
-
-def _below(url: str) -> StoredCheckpoints:
-    try:
-        check_directory(url)
-        each = read_each(islice(find_checkpoints(url), MOST_STORED), load_checkpoint)
-        return StoredCheckpoints(url, [_facts(location, read) for location, read in each])
-    except (CheckpointError, ConfigError) as error:
-        return StoredCheckpoints(url, [], str(error))
+    found = []
+    for url in urls:
+        try:
+            check_directory(url)
+            each = read_each(islice(find_checkpoints(url), MOST_STORED), load_checkpoint)
+            found.append(StoredCheckpoints(url, [_facts(location, read) for location, read in each]))
+        except (CheckpointError, ConfigError) as error:
+            found.append(StoredCheckpoints(url, [], str(error)))
+    return found
 
 
 def _facts(location: str, read: Checkpoint | CheckpointError) -> Facts:
@@ -125,13 +115,9 @@ def _facts(location: str, read: Checkpoint | CheckpointError) -> Facts:
     return {
         "location": location,
         "failure": "",
-        "checkpoint": found["checkpoint"],
-        "kind": found["kind"],
-        "job": found["job"],
+        **{name: found[name] for name in ("checkpoint", "kind", "job", "state_bytes", "written_bytes")},
         "completed": iso(found["completed_ms"]),
         "duration_seconds": seconds(found["duration_ms"]),
-        "state_bytes": found["state_bytes"],
-        "written_bytes": found["written_bytes"],
         "restore": f"env.execute(restore_from={location!r})",
     }
 
@@ -190,11 +176,8 @@ def _context(visit: Visit) -> Context:
     jobs = overview["jobs"]
     over = [job for job in jobs if job["final"] or job["state"] in ("gone", "killed")]
     running = [job for job in jobs if job not in over]
-    hours = [
-        (f"{view.vertex}, of the records that it stores", view.vertex, "")
-        for view in views
-        if view.is_up and view.has_records
-    ]
+    kept = [view.vertex for view in views if view.is_up and view.has_records]
+    hours = [(f"{vertex}, of the records that it stores", vertex, "") for vertex in kept]
     return {
         "overview": overview,
         "totals": _totals(overview),
@@ -215,8 +198,8 @@ def _totals(overview: Facts) -> Facts | None:
         # Of jobs that recover or drain too; what is not heard has no rate.
         "in_per_second": sum(job["in_per_second"] or 0.0 for job in overview["jobs"] if not job["final"]),
         **{
-            name: sum(vertex[name] for vertex in kept)
-            for name in ("pending", "waiting", "in_delivery", "dead")
+            each: sum(vertex[each] for vertex in kept)
+            for each in ("pending", "waiting", "in_delivery", "dead")
         },
         "oldest_seconds": max(oldest, default=None),
     }

@@ -42,18 +42,16 @@ def records_page(request: Request, caller: AnyCaller, after: str = "") -> Respon
     except ConfigError as error:
         found, status = SearchResult((), "", 0, (f"That did not work: {error}",)), 400
     names = watch.names()
-    records = [
-        {**(facts := record_facts(vertex, info, names, mask=mask)), "shown": _shown(facts["record"])}
-        for vertex, info in found.records
-    ]
+    records = [record_facts(vertex, info, names, mask=mask) for vertex, info in found.records]
+    for record in records:
+        text = json.dumps(record["record"], ensure_ascii=False)
+        record["shown"] = text if len(text) <= LONGEST_PAYLOAD else f"{text[: LONGEST_PAYLOAD - 1]}…"
     fields: dict[str, str | int | None] = {name: getattr(wanted, name) for name in _TEXTS}
     fields["group"] = wanted.group if wanted.group >= 0 else None
     given = {name: value for name, value in fields.items() if value not in ("", None)}
     selectable = wanted.state == "dead" and caller.user.is_operator
     jobs = [job_summary_facts(view, job, names, mask=mask) for view in watch.views() for job in view.jobs]
-    narrowed = ", ".join(
-        f"{name} {value}" for name, value in (("source", wanted.stream), ("vertex", wanted.vertex)) if value
-    )
+    narrowing = (("source", wanted.stream), ("vertex", wanted.vertex))
     return page(
         request,
         "records.html",
@@ -70,17 +68,9 @@ def records_page(request: Request, caller: AnyCaller, after: str = "") -> Respon
         # A root is looked for, and letters that are changed are chosen by what an index or a condition says.
         whole=urlencode(given) if selectable and (records or found.next) and not wanted.root else "",
         more=with_query("/records", fields | {"after": found.next}) if found.next else "",
-        narrowed=narrowed,
+        narrowed=", ".join(f"{name} {value}" for name, value in narrowing if value),
         without_group=with_query("/records", {"state": wanted.state}),
-        kept=[
-            (name, value)
-            for name, value in (
-                ("vertex", wanted.vertex),
-                ("stream", wanted.stream),
-                ("group", fields["group"]),
-            )
-            if value not in ("", None)
-        ],
+        kept=[(name, given[name]) for name in ("vertex", "stream", "group") if name in given],
     )
 
 
@@ -142,8 +132,3 @@ def explanation_of(console: Console, vertex: str, info: RecordInfo) -> Facts:
 
 def payload_text(record: Mapping[str, Any]) -> str:
     return json.dumps(record, indent=2, ensure_ascii=False)
-
-
-def _shown(record: Mapping[str, Any]) -> str:
-    text = json.dumps(record, ensure_ascii=False)
-    return text if len(text) <= LONGEST_PAYLOAD else f"{text[: LONGEST_PAYLOAD - 1]}…"

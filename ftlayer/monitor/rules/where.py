@@ -1,12 +1,34 @@
-"""A filter: read from its text, done in part by a vertex, checked against records."""
+"""The filter language of records: ``operator = parse and reason ~ timeout and record.price > 10 and age > 5m``.
+
+=====================  ======================================================================================
+word                   of a record
+=====================  ======================================================================================
+``stream``             its stream, or its job, by any of their names; ``=`` and ``!=`` alone
+``operator``           where the last attempt failed
+``reason``             why
+``key``                its key, hexadecimal; ``=`` and ``!=`` alone
+``root``, ``origin``   its id, the id of its first attempt: 16 hexadecimal digits; ``=`` and ``!=`` alone
+``attempt``            how many it has had
+``age``                the time since its last failure: ``30s``, ``5m``, ``1h``
+``record``             all of it, as JSON; ``record.price`` a column, ``record.who.name`` a field of one,
+                       ``record."odd name"`` one that is no word
+=====================  ======================================================================================
+
+Comparisons are ``=``, ``!=``, ``<``, ``<=``, ``>``, ``>=``, ``~`` (contains) and ``!~``, joined by ``and``, ``or``,
+``not`` and parentheses. Values are words or in double quotes, as in JSON. A value without quotes that is a number
+compares as one, also with text that is one; ``true``, ``false`` and ``null`` are JSON's. Text is compared by its
+characters, upper and lower case apart. What a record does not have equals ``null`` alone, and is neither less nor more.
+"""
 
 from __future__ import annotations
 
 import json
+import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from types import UnionType
 from typing import Any, NoReturn
 
 from ftlayer.common.checks import duration_ms, shown
@@ -30,7 +52,6 @@ class Value:
 
     @property
     def number(self) -> Decimal | None:
-        """The number that it stands for; None in quotes, and where it is none."""
         return None if self.quoted else number_of(self.text)
 
 
@@ -53,9 +74,7 @@ class Every:
     parts: tuple[Condition, ...]
 
     def __str__(self) -> str:
-        return " and ".join(
-            f"({part})" if isinstance(part, Some | Every) else str(part) for part in self.parts
-        )
+        return " and ".join(_within(part, Some | Every) for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +84,7 @@ class Some:
     parts: tuple[Condition, ...]
 
     def __str__(self) -> str:
-        return " or ".join(f"({part})" if isinstance(part, Some) else str(part) for part in self.parts)
+        return " or ".join(_within(part, Some) for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +92,14 @@ class Negation:
     part: Condition
 
     def __str__(self) -> str:
-        return f"not {f'({self.part})' if isinstance(self.part, Some | Every) else self.part}"
+        return f"not {_within(self.part, Some | Every)}"
 
 
 Condition = Comparison | Every | Some | Negation
+
+
+def _within(part: Condition, bracketed: type | UnionType) -> str:
+    return f"({part})" if isinstance(part, bracketed) else str(part)
 
 
 def number_of(value: object) -> Decimal | None:
@@ -98,10 +121,7 @@ class Subject:
     """A record that conditions are asked about. Of its payload it reads the columns that they name."""
 
     def __init__(self, vertex: str, info: RecordInfo, names: JobNames, now_ms: int) -> None:
-        self.vertex = vertex
-        self.info = info
-        self.names = names
-        self.now_ms = now_ms
+        self.vertex, self.info, self.names, self.now_ms = vertex, info, names, now_ms
 
     def value(self, path: tuple[str, ...]) -> Any:
         """Return what the record has under a path of a `Comparison`; None where it has nothing."""
@@ -174,17 +194,11 @@ def _in_order(found: Any, operator: str, value: Value) -> bool:
     return isinstance(found, str) and number is None and _ordered(operator, found, value.text)
 
 
-def _ordered(operator: str, left: Any, right: Any) -> bool:
-    match operator:
-        case "=":
-            return bool(left == right)
-        case "<":
-            return bool(left < right)
-        case "<=":
-            return bool(left <= right)
-        case ">":
-            return bool(left > right)
-    return bool(left >= right)
+_ORDERS = {"=": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+
+
+def _ordered(sign: str, left: Any, right: Any) -> bool:
+    return bool(_ORDERS[sign](left, right))
 
 
 def _text(value: Any) -> str:
@@ -206,11 +220,6 @@ _TOKEN = re.compile(
     r'|(?P<word>(?:[^\s"()=<>!~]|(?<=\.)"(?:[^"\\\x00-\x1f]|\\.)*")+))'
 )
 _PART = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*"|[^".]+')
-
-
-def parse_condition(text: str) -> Condition:
-    """Read a condition. Raises `ConfigError` that says where what is wrong."""
-    return _WhereParser(text).parsed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,40 +271,37 @@ class _WhereParser:
         return f"where, character {token.start + 1}"
 
     def _some(self) -> Condition:
-        return self._joined("or", self._every, Some)
+        parts = self._joined("or", self._every)
+        return parts[0] if len(parts) == 1 else Some(parts)
 
     def _every(self) -> Condition:
-        return self._joined("and", self._one, Every)
+        parts = self._joined("and", self._one)
+        return parts[0] if len(parts) == 1 else Every(parts)
 
-    def _joined(
-        self, word: str, part: Callable[[], Condition], joined: Callable[[tuple[Condition, ...]], Condition]
-    ) -> Condition:
+    def _joined(self, word: str, part: Callable[[], Condition]) -> tuple[Condition, ...]:
         parts = [part()]
         while self._is(word):
             self._take()
             parts.append(part())
-        return parts[0] if len(parts) == 1 else joined(tuple(parts))
+        return tuple(parts)
 
     def _one(self) -> Condition:
         self._depth += 1
         if self._depth > DEEPEST:
             self._fail(f"at most {DEEPEST} parentheses and 'not' may stand within each other")
-        condition = (
-            self._negation() if self._is("not") else self._nested() if self._is("(") else self._comparison()
-        )
+        condition: Condition
+        if self._is("not"):
+            self._take()
+            condition = Negation(self._one())
+        elif self._is("("):
+            self._take()
+            condition = self._some()
+            if not self._is(")"):
+                self._fail("expected ')'")
+            self._take()
+        else:
+            condition = self._comparison()
         self._depth -= 1
-        return condition
-
-    def _negation(self) -> Condition:
-        self._take()
-        return Negation(self._one())
-
-    def _nested(self) -> Condition:
-        self._take()
-        condition = self._some()
-        if not self._is(")"):
-            self._fail("expected ')'")
-        self._take()
         return condition
 
     def _comparison(self) -> Condition:
@@ -311,10 +317,8 @@ class _WhereParser:
 
     def _path(self) -> tuple[str, ...]:
         token = self._token
-        if token.kind != "word" or token.text in _JOINING:
-            self._fail(f"expected one of {', '.join(_WORDS)}, or record.<column>")
         word, dot, rest = token.text.partition(".")
-        if word not in _WORDS or (dot and word != _RECORD):
+        if token.kind != "word" or word not in _WORDS or (dot and word != _RECORD):
             self._fail(f"expected one of {', '.join(_WORDS)}, or record.<column>")
         self._take()
         return (word, *self._parts(rest, token)) if dot else (word,)
@@ -391,13 +395,8 @@ class Where:
 
     def pushed(self, now_ms: int) -> Pushed:
         """Return what a vertex can do of it for dead letters; the rest of it is for `matches`."""
-        match self.condition:
-            case None:
-                return Pushed()
-            case Every(parts):
-                return _all_pushed(parts, now_ms)
-            case condition:
-                return _all_pushed((condition,), now_ms)
+        parts = self.condition.parts if isinstance(self.condition, Every) else (self.condition,)
+        return _all_pushed([part for part in parts if part is not None], now_ms)
 
     def matches(self, vertex: str, info: RecordInfo, names: JobNames, now_ms: int) -> bool:
         return self.condition is None or holds(self.condition, Subject(vertex, info, names, now_ms))
@@ -412,7 +411,7 @@ def parse_where(text: str) -> Where:
         raise ConfigError("where: expected a filter, got blanks")
     if len(text) > LONGEST:
         raise ConfigError(f"where: expected {LONGEST:,} characters at most, got {len(text):,}")
-    return Where(parse_condition(text)) if text else Where()
+    return Where(_WhereParser(text).parsed()) if text else Where()
 
 
 # ---------------------------------------------------------------- what a vertex can do

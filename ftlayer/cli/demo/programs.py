@@ -1,4 +1,7 @@
-"""The demo as a continuous topology in barrier mode: keyed state and an exactly-once sink, by checkpoints."""
+"""What the demo runs, as a user would write it: a wrapped query, a topology in acker mode, one in barrier mode.
+
+And their input: lines of text, in files. The query gets a file a core and batch, a topology line by line.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,17 @@ import json
 import os
 import sysconfig
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ftlayer import (
     CheckpointConfig,
     Context,
     FailurePolicy,
+    FTLayer,
     Job,
     JobState,
     ProcessFunction,
@@ -24,20 +28,34 @@ from ftlayer import (
     StreamEnvironment,
     partitions,
 )
-from ftlayer.cli.demo.driver import BACKOFF, MAX_ATTEMPTS, Event, Progress, RunDirectory, Started, Starting
-from ftlayer.cli.demo.ledger import ENRICHED_SCHEMA, WORDS_SCHEMA, Service, Word, words_of
+from ftlayer.cli.demo.driver import (
+    BACKOFF,
+    MAX_ATTEMPTS,
+    BatchDone,
+    Progress,
+    Restarted,
+    RunDirectory,
+    Started,
+    Starting,
+    Tell,
+    Writing,
+)
+from ftlayer.cli.demo.ledger import ENRICHED_SCHEMA, WORDS_SCHEMA, Service, Word, split_record, words_of
 from ftlayer.errors import ConfigError, JobError
 from ftlayer.runtime.driver.rules.job_status import JobStatus
 from ftlayer.runtime.environment import LATEST
 from ftlayer.sinks import FileSink
+from ftlayer.spark.facade import list_records
+from ftlayer.spark.query.supervisor import TrackedQuery
+from ftlayer.vertex.calls import BatchState, ListAudit
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from ftlayer.topology.streams.data_stream import DataStream
 
 
-FILES_A_BATCH = 2
+FILES_A_BATCH = PARALLELISM = 2
 """One for each core of the demo's Spark."""
 
 NOT_ITS_OWN = {"site-packages", "test", "tests", "lib2to3", "idlelib", "__pycache__"}
@@ -160,7 +178,7 @@ def lines_read(mark: Path) -> int:
 
 
 def input_partitions(directory: Path, marks: Path) -> list[Partition]:
-    """Return the partitions of the files that `ftlayer.cli.demo.checkpointed.prepare` wrote."""
+    """Return the partitions of the files that `prepare` wrote."""
     paths = sorted(str(path) for path in directory.glob("part-*.txt"))
     return [
         Partition(tuple(paths[number::FILES_A_BATCH]), str(marks / f"lines-{number}"))
@@ -168,12 +186,7 @@ def input_partitions(directory: Path, marks: Path) -> list[Partition]:
     ]
 
 
-PARALLELISM = 2
-"""One slot for each core of the demo's Spark."""
-
-POLL_S = 0.1
-
-Figures = Callable[[JobStatus], Mapping[str, int]]
+POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -186,7 +199,6 @@ class EnrichWord:
 
 
 def enriched_words(env: StreamEnvironment, directory: RunDirectory) -> DataStream:
-    """Return the stream of the words of all lines, with their kinds."""
     parts = input_partitions(directory.input, directory.marks)
     return (
         env.source(partitions(*parts), "value string", uid="lines")
@@ -195,7 +207,9 @@ def enriched_words(env: StreamEnvironment, directory: RunDirectory) -> DataStrea
     )
 
 
-def follow(job: Job, directory: RunDirectory, tell: Callable[[Event], None], figures: Figures) -> None:
+def follow(
+    job: Job, directory: RunDirectory, tell: Tell, figures: Callable[[JobStatus], dict[str, int]]
+) -> None:
     """Tell where a job is until it has ended. Raises what it fails with."""
     before = directory.committed_files()
     tell(Starting("the slots"))
@@ -211,7 +225,7 @@ def follow(job: Job, directory: RunDirectory, tell: Callable[[Event], None], fig
                 sum(lines_read(mark) for mark in directory.marks.iterdir()),
                 directory.committed_files() - before,
                 [slot.pid for slot in status.slots],
-                dict(figures(status)),
+                figures(status),
             )
         )
     job.wait()
@@ -233,8 +247,8 @@ class Count(ProcessFunction):
         yield (*record, count)
 
 
-def run(spark: SparkSession, directory: RunDirectory, tell: Callable[[Event], None]) -> None:
-    """Run the topology to its end; started again, it goes on from its latest checkpoint."""
+def run_checkpointed(spark: SparkSession, directory: RunDirectory, tell: Tell) -> None:
+    """Keyed state and an exactly-once sink, by checkpoints; started again, it goes on from the latest one."""
     config = CheckpointConfig(
         interval=INTERVAL,
         directory=str(directory.checkpoints),
@@ -252,11 +266,11 @@ def run(spark: SparkSession, directory: RunDirectory, tell: Callable[[Event], No
         .sink(FileSink(str(directory.output)), uid="sink")
     )
     job = env.execute_async(restore_from=LATEST)
-    follow(job, directory, tell, _figures)
+    follow(job, directory, tell, _figures_of_checkpoints)
     _write_checkpoints(job, directory)
 
 
-def _figures(status: JobStatus) -> dict[str, int]:
+def _figures_of_checkpoints(status: JobStatus) -> dict[str, int]:
     counts = status.checkpoints
     assert counts is not None
     return {
@@ -285,3 +299,133 @@ def _write_checkpoints(job: Job, directory: RunDirectory) -> None:
         for it in reversed(job.checkpoints())
     ]
     directory.checkpoint_list.write_text(json.dumps(rows), "utf-8")
+
+
+NAMES = {"requeue": "requeued", "edit": "edited", "purge": "purged"}
+"""Fields of `ftlayer.cli.demo.ledger.HandChanges` by what the audit log calls a change."""
+
+
+def write_dead_letters(layer: FTLayer, directory: RunDirectory) -> None:
+    """Write a line of JSON a dead letter; the source's records are in a column ``value``."""
+    with directory.dead.open("w", encoding="utf-8") as file:
+        for letter in list_records(layer.client, "dead"):
+            line, text = split_record(letter.payload.column("value")[0].as_py())
+            entry = {
+                "line": line,
+                "reason": letter.reason,
+                "operator": letter.operator,
+                "attempts": len(letter.history),
+                "edited": bool(letter.edited_by),
+                "text": text,
+            }
+            file.write(json.dumps(entry) + "\n")
+
+
+def write_changes(layer: FTLayer, directory: RunDirectory) -> None:
+    """Write how many letters were requeued, edited and purged, by anybody: the audit log has all of it."""
+    changes = dict.fromkeys(NAMES.values(), 0)
+    page = None
+    while page is None or page.more:
+        page = layer.client.call(ListAudit(b"" if page is None else page.more))
+        for entry in page.entries:
+            if entry.what in NAMES:
+                changes[NAMES[entry.what]] += entry.count
+    directory.changes.write_text(json.dumps(changes), "utf-8")
+
+
+TIMEOUT = "2m"
+"""Longer than a slot is away on any machine: a record is replayed for a failure or a kill, and for nothing else."""
+
+
+def run_tracked(spark: SparkSession, directory: RunDirectory, tell: Tell) -> None:
+    """Every record is stored, followed, and replayed where it is lost; started again, it goes on with these."""
+    with FTLayer.embedded(
+        directory.store, timeout=TIMEOUT, max_attempts=MAX_ATTEMPTS, backoff=BACKOFF
+    ) as layer:
+        tell(Starting("the vertex"))
+        layer.client_for(spark)
+        env = StreamEnvironment(spark, layer, name="demo", parallelism=PARALLELISM)
+        (
+            enriched_words(env, directory)
+            .key_by("word")
+            .sink(FileSink(str(directory.output)), every="250ms", uid="sink")
+        )
+        follow(env.execute_async(), directory, tell, _figures_of_vertex)
+        write_dead_letters(layer, directory)
+        write_changes(layer, directory)
+
+
+def _figures_of_vertex(status: JobStatus) -> dict[str, int]:
+    figures = {"slot restarts": status.restarts}
+    if (vertex := status.vertex) is None:
+        return figures
+    counts = {"pending": vertex.pending + vertex.due, "waiting": vertex.waiting, "dead letters": vertex.dead}
+    return figures | counts
+
+
+def parse(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for line, place, word in words_of(record["value"]):
+        yield {"line": line, "place": place, "word": word}
+
+
+@dataclass(frozen=True)
+class EnrichRecord:
+    service: Service
+
+    def __call__(self, record: dict[str, Any]) -> dict[str, Any]:
+        return {**record, "kind": self.service.kind(record["line"], record["word"])}
+
+
+def run_query(spark: SparkSession, directory: RunDirectory, tell: Tell) -> None:
+    with FTLayer.embedded(directory.store, max_attempts=MAX_ATTEMPTS, backoff=BACKOFF) as layer:
+        tell(Starting("the vertex"))
+        layer.client_for(spark)
+        tell(Starting("the query"))
+        query = _start(spark, layer, directory, tell)
+        tell(Started())
+        _report(query, tell)
+        query.awaitTermination()
+        write_dead_letters(layer, directory)
+        write_changes(layer, directory)
+
+
+def _start(spark: SparkSession, layer: FTLayer, directory: RunDirectory, tell: Tell) -> TrackedQuery:
+    lines = (
+        spark.readStream.format("text")
+        .option("lineSep", "\n")
+        .option("maxFilesPerTrigger", FILES_A_BATCH)
+        .load(str(directory.input))
+    )
+
+    def write(rows: DataFrame, batch: int) -> None:
+        tell(Writing(batch))
+        rows.write.mode("overwrite").parquet(str(directory.batch_output(batch)))
+
+    return (
+        layer.source(lines, name="lines")
+        .flat_map(parse, WORDS_SCHEMA)
+        .map(EnrichRecord(Service(str(directory.service))), ENRICHED_SCHEMA, name="enrich")
+        .key_by("word")
+        .sink(write, checkpoint=str(directory.checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
+def _report(query: TrackedQuery, tell: Tell) -> None:
+    told = restarts = 0
+    before = time.monotonic()
+    active = True
+    while active:
+        time.sleep(POLL_S)
+        active = query.isActive
+        reports = query.recent_batches
+        for report in reports[told:]:
+            now = time.monotonic()
+            counts = (report.rows_in, report.waiting, report.dead, report.delivered)
+            tell(BatchDone(report.batch, report.state is BatchState.SEALED, *counts, now - before))
+            before = now
+        told = len(reports)
+        if query.restarts > restarts:
+            restarts = query.restarts
+            tell(Restarted(query.last_failure))
