@@ -605,15 +605,15 @@ class DeltaSink(table_commits.CleaningSink[DeltaMessage]):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> DeltaMessage:
         """Stage rows. Raises `SinkError` and `RowsRejected`; what was staged is removed then."""
         query = table_commits.streaming_query()
-        number, written_ms = self._numbers.next(), time.time_ns() // 1_000_000
+        writer, number, written_ms = self._numbers.writer, self._numbers.next(), time.time_ns() // 1_000_000
         chunks = fitting.chunked(iterator)
         first = next(chunks, None)
         if first is None:
-            return DeltaMessage(self._numbers.writer, number, written_ms, (), 0, b"", (), query)
+            return DeltaMessage(writer, number, written_ms, (), 0, b"", (), query)
         log = self._doing("staged", lambda: self._table_for(first.schema))
         schema, partition_by = log.schema, log.partition_by
         # Names sort by the time of writing, as far as clocks agree.
-        name = f"part-{written_ms:012x}-{self._execution}-{self._numbers.writer}-{number}"
+        name = f"part-{written_ms:012x}-{self._execution}-{writer}-{number}"
         staged: list[StagedFile] = []
         rows = 0
         try:
@@ -632,16 +632,8 @@ class DeltaSink(table_commits.CleaningSink[DeltaMessage]):
         except BaseException:
             self._remove(one.path for one in staged)
             raise
-        return DeltaMessage(
-            self._numbers.writer,
-            number,
-            written_ms,
-            tuple(staged),
-            rows,
-            schema.serialize().to_pybytes(),
-            partition_by,
-            query,
-        )
+        packed = schema.serialize().to_pybytes()
+        return DeltaMessage(writer, number, written_ms, tuple(staged), rows, packed, partition_by, query)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Add the staged rows to the table, in one commit.

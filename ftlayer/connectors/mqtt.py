@@ -579,13 +579,8 @@ class MqttSource(Queue):
         check_int(max_pending, "max_pending", least=1, most=MOST_PENDING)
         self.expiry_s = max(1, duration_ms(session_expiry, "session_expiry") // 1_000)
         self.patience_ms = duration_ms(reconnect_timeout, "reconnect_timeout")
-        self.topic, self.group, self.qos, self.version, self.max_pending = (
-            topic,
-            group,
-            qos,
-            version,
-            max_pending,
-        )
+        self.topic, self.group, self.qos = topic, group, qos
+        self.version, self.max_pending = version, max_pending
 
     def open(self, member: Member, positions: Mapping[int, bytes], *, stored: bool) -> MqttReader:
         if member.parallelism > 1 and self.group is None:

@@ -442,17 +442,8 @@ def value_handle(
         return ValueHandle(context, table, default, own=own)
     if isinstance(table, UndoValues):
         if finds_as_dict(table.table):
-            return native.DictValueHandle(
-                context,
-                table.table,
-                table.pop,
-                default,
-                own,
-                table.log.entries,
-                table.restore,
-                table.read,
-                ABSENT,
-            )
+            noted = (table.log.entries, table.restore, table.read, ABSENT)
+            return native.DictValueHandle(context, table.table, table.pop, default, own, *noted)
     elif finds_as_dict(table):
         return native.DictValueHandle(context, table, table.pop, default, own)
     return ValueHandle(context, table, default, own=own)

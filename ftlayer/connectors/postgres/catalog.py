@@ -443,15 +443,9 @@ def describe(connection: Any, table: TableName) -> TableDescription:
         raise ConfigError(f"table: {table.quoted} is no table (pg_class.relkind {kind!r})")
     columns = [TableColumn(*row) for row in connection.execute(_COLUMNS, (oid,)).fetchall()]
     keys = connection.execute(_KEYS, (oid,)).fetchall()
-    return TableDescription(
-        oid,
-        TableName(schema, name),
-        kind,
-        identity,
-        tuple(columns),
-        tuple(tuple(names) for _, names in keys),
-        any(is_primary for is_primary, _ in keys),
-    )
+    unique, has_primary = tuple(tuple(names) for _, names in keys), any(is_primary for is_primary, _ in keys)
+    own = TableName(schema, name)
+    return TableDescription(oid, own, kind, identity, tuple(columns), unique, has_primary)
 
 
 @dataclass(frozen=True)

@@ -181,16 +181,8 @@ def _prepare_process(
     copies = not getattr(function, "copies_values", False)
     state = backend.state(uid) if keyed else None
     tags = [tag for tag, _ in operator.side]
-    context = Context(
-        uid,
-        tags,
-        state,
-        timers,
-        timed=uses_timers(function),
-        operators=backend.operators(uid),
-        own=own,
-        copies=copies,
-    )
+    timed, operators = uses_timers(function), backend.operators(uid)
+    context = Context(uid, tags, state, timers, timed=timed, operators=operators, own=own, copies=copies)
     schema_out = with_time_column(operator.schema) if gives_times(function) else operator.schema
     steps = [
         Processing(

@@ -17,21 +17,7 @@ import pyarrow as pa
 from ftlayer.common.checks import check_ran, fast_dataclass
 from ftlayer.common.printable import described
 from ftlayer.errors import FTLayerError, JobError
-from ftlayer.functions.chains.firing import (
-    FIRED_AT_ONCE,
-    ChainOperator,
-    DueTimers,
-    Firing,
-    Interrupted,
-    OperatorTimers,
-    Timer,
-    TimerKind,
-    gives_times,
-    never,
-    prepare,
-    taken_off,
-    timer_failed,
-)
+from ftlayer.functions.chains import firing
 from ftlayer.functions.chains.record_segment import RecordSegment
 from ftlayer.functions.chains.segments import (
     AggregateSegment,
@@ -101,11 +87,11 @@ class TopologyChain:
 
     def __init__(
         self,
-        operators: Sequence[ChainOperator],
+        operators: Sequence[firing.ChainOperator],
         inputs: Sequence[pa.Schema],
         backend: Backend,
         log: UndoLog | None = None,
-        interrupted: Interrupted = never,
+        interrupted: firing.Interrupted = firing.never,
     ) -> None:
         """Prepare ``operators``; ``inputs`` are the schemas of what the first one takes (two for a `CoProcess`).
 
@@ -116,17 +102,17 @@ class TopologyChain:
         side outputs of one name, keys that a schema lacks.
         """
         self._log = log
-        prepared = prepare(operators, inputs, backend if log is None else UndoBackend(backend, log))
+        prepared = firing.prepare(operators, inputs, backend if log is None else UndoBackend(backend, log))
         self._processes = prepared.processes
         path = self._path = prepared.paths[0]
         # Where the first function gives times, what is behind it runs on its own.
-        head = 1 if any(gives_times(process.function) for process in prepared.processes) else None
+        head = 1 if any(firing.gives_times(process.function) for process in prepared.processes) else None
         # What a log takes back, and what another function shares, lies in the tables at once.
         keeps = log is None and not prepared.processes
         self._paths = [segments_of(path[:head], VALUES, log=log, keeps=keeps) for path in prepared.paths]
         self._behind = None if head is None else segments_of(path[head:], VALUES, log=log)
         self._firings = {
-            process: Firing(process, process.timers, path[process.position + 1 :], log, interrupted)
+            process: firing.Firing(process, process.timers, path[process.position + 1 :], log, interrupted)
             for process in prepared.processes
             if process.timers is not None and uses_timers(process.function)
         }
@@ -135,7 +121,7 @@ class TopologyChain:
         self._schemas = {MAIN: operators[-1].schema if operators else inputs[0]}
         for process in prepared.processes:
             self._schemas |= dict(process.step.side)
-        tails = [firing.tail for firing in self._firings.values()]
+        tails = [f.tail for f in self._firings.values()]
         self._caching = _per_record(self._paths[0]) if keeps else []
         self._running = [_per_record(segments) for segments in self._paths]
         all_segments = [*self._paths, self._behind or [], *tails]
@@ -282,7 +268,7 @@ class TopologyChain:
 
     def _run_behind(self, segments: Sequence[Segment], outputs: dict[str, OutputRows]) -> list[RowFailure]:
         """Run what a function gave that gives times too; its rows stand in for the batch's meanwhile."""
-        batch, times = taken_off(outputs[MAIN].batch)
+        batch, times = firing.taken_off(outputs[MAIN].batch)
         rows = outputs[MAIN].parents
         try:
             outcome = run_segments(
@@ -298,26 +284,31 @@ class TopologyChain:
     def timed(self) -> frozenset[str]:
         return frozenset(process.step.uid for process in self._firings)
 
-    def due_event_timers(self, watermark_ms: int, now_wall_ms: int) -> DueTimers:
+    def due_event_timers(self, watermark_ms: int, now_wall_ms: int) -> firing.DueTimers:
         """Return the timers that the watermark has reached, to be fired operator by operator."""
-        return DueTimers(self._reached(watermark_ms, now_wall_ms), self._fired)
+        return firing.DueTimers(self._reached(watermark_ms, now_wall_ms), self._fired)
 
-    def due_processing_timers(self, now_wall_ms: int) -> DueTimers:
+    def due_processing_timers(self, now_wall_ms: int) -> firing.DueTimers:
         """Return the timers that the wall clock has reached; as `due_event_timers`.
 
         Timers that are set meanwhile and due at once may wait for the next call.
         """
         self._set_clock(now_wall_ms)
-        return DueTimers((f.processing(now_wall_ms) for f in self._firings.values()), self._fired)
+        return firing.DueTimers((f.processing(now_wall_ms) for f in self._firings.values()), self._fired)
 
     def timers_again(
-        self, operator: str, kind: TimerKind, timers: Sequence[Timer], watermark_ms: int, now_wall_ms: int
-    ) -> DueTimers:
+        self,
+        operator: str,
+        kind: firing.TimerKind,
+        timers: Sequence[firing.Timer],
+        watermark_ms: int,
+        now_wall_ms: int,
+    ) -> firing.DueTimers:
         """Return timers of one operator (see `timed`) to be fired, whether they are set or not."""
         self._set_clock(now_wall_ms)
         (process,) = [process for process in self._firings if process.step.uid == operator]
         process.step.context.watermark = max(watermark_ms, process.step.context.watermark)
-        return DueTimers(iter([self._firings[process].again(kind, timers)]), self._fired)
+        return firing.DueTimers(iter([self._firings[process].again(kind, timers)]), self._fired)
 
     def fire_event_timers(self, watermark_ms: int, now_wall_ms: int) -> dict[str, TimerOutput]:
         """Fire the timers that the watermark has reached, operator by operator; return what they gave, by tag.
@@ -330,7 +321,7 @@ class TopologyChain:
     def fire_processing_timers(self, now_wall_ms: int) -> dict[str, TimerOutput]:
         return self._fire(self.due_processing_timers(now_wall_ms))
 
-    def _reached(self, watermark_ms: int, now_wall_ms: int) -> Iterator[OperatorTimers]:
+    def _reached(self, watermark_ms: int, now_wall_ms: int) -> Iterator[firing.OperatorTimers]:
         self._set_clock(now_wall_ms)
         for process in self._processes:
             # One after the other: what the timers of one give comes before the next one's watermark.
@@ -342,14 +333,14 @@ class TopologyChain:
         for process in self._processes:
             process.step.context.now_ms = now_wall_ms
 
-    def _fire(self, due: DueTimers) -> dict[str, TimerOutput]:
+    def _fire(self, due: firing.DueTimers) -> dict[str, TimerOutput]:
         if self._log is not None:
             # A failure ends the task: no record has to be found among others.
             self._log.alone = True
         found: dict[str, list[tuple[pa.RecordBatch, I64 | None]]] = {}
-        while (fired := due.fire(FIRED_AT_ONCE)) is not None:
+        while (fired := due.fire(firing.FIRED_AT_ONCE)) is not None:
             if fired.failures:
-                raise timer_failed(fired.failures[0])
+                raise firing.timer_failed(fired.failures[0])
             for output in fired.outputs:
                 if output.batch.num_rows:
                     times = None if fired.times is None else fired.times[output.parents]
