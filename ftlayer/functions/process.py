@@ -291,11 +291,8 @@ class Context:
         handle = self._lists.get(name)
         if handle is None or handle.ttl is not ttl:
             table = self._keyed().lists(self._table(name, ttl))
-            handle = self._lists[name] = (
-                ListHandle(self, table, None, self._own)
-                if ttl is None
-                else ExpiringList(self, table, ttl, self._own)
-            )
+            kind: type[ListHandle] = ListHandle if ttl is None else ExpiringList
+            handle = self._lists[name] = kind(self, table, ttl, self._own)
         return handle
 
     def map(self, name: str, *, ttl: StateTtl | None = None) -> MapHandle:
@@ -303,11 +300,8 @@ class Context:
         handle = self._maps.get(name)
         if handle is None or handle.ttl is not ttl:
             table = self._keyed().maps(self._table(name, ttl))
-            handle = self._maps[name] = (
-                MapHandle(self, table, None, self._own)
-                if ttl is None
-                else ExpiringMap(self, table, ttl, self._own)
-            )
+            kind: type[MapHandle] = MapHandle if ttl is None else ExpiringMap
+            handle = self._maps[name] = kind(self, table, ttl, self._own)
         return handle
 
     def reducing(
