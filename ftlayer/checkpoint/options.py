@@ -60,19 +60,16 @@ class FailurePolicy:
         pauses_of(self.backoff, "FailurePolicy: backoff")
         if isinstance(self.backoff, Duration):
             object.__setattr__(self, "backoff", (self.backoff,))
-        self._make_tuples()
+        for name in ("backoff", "retry_on", "dead_on"):
+            # As tuples: operators of equal policies are chained, and a list could change.
+            given = getattr(self, name)
+            if isinstance(given, list | set | frozenset):
+                object.__setattr__(self, name, tuple(given))
         checks.check_number(self.jitter, "FailurePolicy: jitter", least=0, most=1)
         check_pauses(self, "FailurePolicy")
         checks.check_int(self.max_waiting, "FailurePolicy: max_waiting", least=1, most=checks.MOST_BYTES)
         checks.check_bool(self.hold_watermark, "FailurePolicy: hold_watermark")
         rules_of(self.retry_on, self.dead_on, "FailurePolicy", self.max_failing)
-
-    def _make_tuples(self) -> None:
-        """Make the lists tuples: operators of equal policies are chained, and a list could change."""
-        for name in ("backoff", "retry_on", "dead_on"):
-            given = getattr(self, name)
-            if isinstance(given, list | set | frozenset):
-                object.__setattr__(self, name, tuple(given))
 
     @property
     def pauses(self) -> Sequence[Duration]:
@@ -96,9 +93,8 @@ OnFailure: TypeAlias = FailurePolicy | Literal["fail"]
 
 def check_on_failure(given: object, option: str) -> None:
     if given != FAIL:
-        expected = (
-            f'{option}: expected FailurePolicy(…), or "fail" where a record that fails is to fail the job'
-        )
+        words = 'expected FailurePolicy(…), or "fail" where a record that fails is to fail the job'
+        expected = f"{option}: {words}"
         if isinstance(given, type):
             raise ConfigError(f"{expected}, got the class; write {given.__name__}(…)")
         if not isinstance(given, FailurePolicy):

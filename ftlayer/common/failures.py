@@ -80,9 +80,8 @@ class RowsRejected(Exception):  # noqa: N818 - it sets rows aside, as the failur
     """
 
     def __init__(self, errors: Mapping[int, Exception | str]) -> None:
-        expected = (
-            "RowsRejected: expected {row: error}, by the rows' _ft_row or numbers an exception or a text each"
-        )
+        words = "{row: error}, by the rows' _ft_row or numbers an exception or a text each"
+        expected = f"RowsRejected: expected {words}"
         if not isinstance(errors, Mapping):
             raise ConfigError(f"{expected}, got {shown(errors)}")
         for row, error in errors.items():

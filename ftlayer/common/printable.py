@@ -232,18 +232,10 @@ def without_secrets(text: str, secrets: Iterable[str]) -> str:
 
 
 # Where errors of Python's, and of libraries, keep what they say.
-_SAY = [
-    "args",
-    "filename",
-    "filename2",
-    "strerror",
-    "object",
-    "reason",
-    "message",
-    "__notes__",
-    "errors",
-    "exceptions",
-]
+_SAY = (
+    *("args", "filename", "filename2", "strerror", "object", "reason", "message", "__notes__"),
+    *("errors", "exceptions"),
+)
 
 
 def hidden(error: BaseException, secrets: Sequence[str]) -> BaseException:

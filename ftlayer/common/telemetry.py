@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
 _EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 
 
@@ -113,7 +112,6 @@ def _is_of_others(record: logging.LogRecord) -> bool:
 LAST_SPANS_S = 1.0
 """How long the end of a process waits for its last spans to go out."""
 
-
 _lock = threading.Lock()
 _of_program: dict[tuple[int, str], SpanExport] = {}
 
@@ -169,20 +167,21 @@ def open_spans(tracing: Tracing, service: str, version: str) -> SpanExport | Non
 
 def program_spans(tracing: Tracing, service: str, version: str) -> SpanExport | None:
     """Return what sends spans until the program ends: one for an endpoint. None as `open_spans`."""
+    pid = os.getpid()
+
+    def close_own(spans: SpanExport) -> None:
+        # A forked process has not its threads.
+        if pid == os.getpid():
+            spans.close()
+
     with _lock:
-        found = _of_program.get((os.getpid(), tracing.endpoint))
+        found = _of_program.get((pid, tracing.endpoint))
         if found is None:
             found = open_spans(tracing, service, version)
             if found is not None:
-                _of_program[os.getpid(), tracing.endpoint] = found
-                atexit.register(_close_own, os.getpid(), found)
+                _of_program[pid, tracing.endpoint] = found
+                atexit.register(close_own, found)
         return found
-
-
-def _close_own(pid: int, spans: SpanExport) -> None:
-    # A forked process has not its threads.
-    if pid == os.getpid():
-        spans.close()
 
 
 def _exporter(endpoint: str) -> SpanExporter:

@@ -29,7 +29,6 @@ _US = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _lock = threading.Lock()
 _counted: Counter[tuple[str, str]] = Counter()
 
-
 MISFITS = "misfits"
 """The counter of slots."""
 

@@ -55,21 +55,13 @@ def operator_key(uid: str) -> int:
 def child_ids(
     parent_ids: U64Array, *, operator: int, edge: int, ordinals: U64Array, channel: int | U64Array
 ) -> U64Array:
-    """Derive the ids of records from the ids of the records they come from.
+    """Derive the ids of records from those of their parents, ``parent_ids`` (uint64[n]): uint64[n], never 0.
 
-    Args:
-        parent_ids: uint64[n], the ``record_id`` of each child's parent.
-        operator: `operator_key` of the operator that emits them.
-        edge: number of the operator's output edge, 0 or more.
-        ordinals: uint64[n], the number of each child among all the outputs of the invocation.
-        channel: the receiving channel, one for all or uint64[n]. A broadcast record is one copy a channel.
-
-    Returns:
-        uint64[n], never 0. Children of one parent, operator, edge and channel with distinct ordinals have
-        distinct ids for certain, all others save for one pair in 2**64.
-
-    Raises:
-        TypeError, ValueError, OverflowError: an argument of another type, length or range; names it.
+    ``operator``: `operator_key` of the one that emits them; ``edge``: number of its output edge; ``ordinals``:
+    uint64[n], the number of each child among all the outputs of the invocation; ``channel``: the receiving one, one for
+    all or uint64[n], a broadcast record being one copy a channel. Children of one parent, operator, edge and channel
+    with distinct ordinals have distinct ids for certain, all others save for one pair in 2**64.
+    Raises TypeError, ValueError or OverflowError naming an argument of another type, length or range.
     """
     parent_ids = _u64(parent_ids)
     out = np.empty(len(parent_ids), np.uint64)
@@ -101,14 +93,9 @@ def join_ids(
 
 @dataclass(frozen=True)
 class RootSeed:
-    """The name of the records of one partition of one batch of a source.
+    """The name of the records of one partition of one batch, or epoch, of a source within a query or job.
 
-    Attributes:
-        query: the query or job.
-        run: the run of it; part of the name because a batch run again may number other rows the same.
-        source: the source's name within the query.
-        batch: batch or epoch, 0 or more.
-        partition: partition of the source within the batch, 0 or more.
+    ``run`` is part of it because a batch run again may number other rows the same.
     """
 
     query: str
@@ -132,21 +119,12 @@ class RootSeed:
 def root_ids(
     seed: RootSeed | bytes, first_ordinal: int, n: int, *, shard: int = 0, shards: int = 1
 ) -> U64Array:
-    """Derive the root ids of ``n`` records with consecutive ordinals.
+    """Derive the root ids of ``n`` records with consecutive ordinals, the first ``first_ordinal``: uint64[n], never 0.
 
-    Args:
-        seed: what names the records, or its 16-byte ``key``.
-        first_ordinal: ordinal of the first of them within the seed, 0 or more.
-        n: how many.
-        shard: the shard in charge of them; becomes the top bits of the ids.
-        shards: number of shards, a power of two up to `MAX_SHARDS`; 1 takes no bits.
-
-    Returns:
-        uint64[n], never 0. Ids of one seed and shard with distinct ordinals are distinct for certain.
-
-    Raises:
-        ConfigError: ``shards`` or ``shard`` out of range.
-        ValueError, OverflowError: another argument out of range.
+    ``seed`` names the records, or is its 16-byte ``key``; ``shard``, the one in charge of them, becomes the top bits of
+    the ids. Those of one seed and shard with distinct ordinals are distinct for certain. Raises ConfigError for
+    ``shards`` that are no power of two up to `MAX_SHARDS` or a ``shard`` out of range, ValueError or OverflowError for
+    another argument out of range.
     """
     bits = shard_bits(shards)
     _check_shard(shard, shards)
@@ -222,7 +200,6 @@ def shard_bits(shards: int) -> int:
 
 
 def shard_of(roots: U64Array, shards: int) -> I64Array:
-    """Return the shard of each root: int64[n] in 0..shards-1."""
     bits = shard_bits(shards)
     roots = _u64(roots)
     if bits == 0:
@@ -233,9 +210,8 @@ def shard_of(roots: U64Array, shards: int) -> I64Array:
 def xor_fold_by_root(roots: U64Array, values: U64Array) -> tuple[U64Array, U64Array]:
     """XOR ``values`` (uint64[n]) by their ``roots`` (uint64[n], in any order).
 
-    Returns:
-        The distinct roots in the order of their first appearance, and each one's XOR; both uint64[m].
-        A root whose values cancel out stays in the result, with 0.
+    Returns the distinct roots in the order of their first appearance, and each one's XOR, 0 where its values cancel
+    out; both uint64[m].
     """
     roots = _u64(roots)
     unique, folded = np.empty(len(roots), np.uint64), np.empty(len(roots), np.uint64)
@@ -274,11 +250,8 @@ def _split_key(seed: RootSeed | bytes) -> tuple[int, int]:
     return int.from_bytes(key[:8], "little"), int.from_bytes(key[8:], "little")
 
 
-# How often a record was tried, and since when it fails, in 64 bits: they travel with the ids of a replay.
-#
-# Layout: the attempt (from 1) in the high 20 bits, the wall time of the first failure (milliseconds since 1970, 0: it
-# has not failed) in the low 44, which is enough until the year 2527.
-
+# Tries, which travel with the ids of a replay, are 64 bits: the attempt (from 1) in the high 20, the wall time of the
+# first failure (milliseconds since 1970, 0: it has not failed) in the low 44, which is enough until the year 2527.
 
 _TIME_BITS = 44
 _MAX_ATTEMPT = (1 << 64 - _TIME_BITS) - 1

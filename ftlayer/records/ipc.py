@@ -37,23 +37,16 @@ def is_string(kind: pa.DataType) -> bool:
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_fixed_size_binary(kind)
-        or pa.types.is_binary_view(kind)
-    )
+    types = pa.types
+    plain = types.is_binary(kind) or types.is_large_binary(kind)
+    return bool(plain or types.is_fixed_size_binary(kind) or types.is_binary_view(kind))
 
 
 def is_list(kind: pa.DataType) -> bool:
     """Whether values are lists. A map is none here."""
-    return bool(
-        pa.types.is_list(kind)
-        or pa.types.is_large_list(kind)
-        or pa.types.is_fixed_size_list(kind)
-        or pa.types.is_list_view(kind)
-        or pa.types.is_large_list_view(kind)
-    )
+    types = pa.types
+    plain = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return bool(plain or types.is_list_view(kind) or types.is_large_list_view(kind))
 
 
 def says(batch: pa.RecordBatch, sought: bytes) -> bool:
@@ -88,7 +81,6 @@ def _values(column: pa.Array) -> Iterator[bytes]:
 #
 # Rows may show the same text any number of times, and Arrow copies none of it before the rows are looked at. Written by
 # themselves, a few rows take along all the text of their batch.
-
 
 _PLAIN = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 _IDS = {kind.id for kind in _PLAIN}
@@ -295,7 +287,6 @@ def _with_values(array: Any, kind: Any, buffers: int) -> Any:
 #
 # They notice rows that are other ones. They are no protection against somebody who wants two to be alike.
 
-
 DIGEST_BYTES = 16
 
 _KEY, _NONCE = b"ftlayer's digest", bytes(12)  # no secret: a digest is the same in every process
@@ -336,9 +327,8 @@ def _feed(found: Any, column: pa.Array) -> None:
         column = column.cast(pa.uint8())
         kind = column.type
     if kind.id in _TEXTS:
-        offsets = _feed_lengths(
-            found, column, large=types.is_large_string(kind) or types.is_large_binary(kind)
-        )
+        large = types.is_large_string(kind) or types.is_large_binary(kind)
+        offsets = _feed_lengths(found, column, large=large)
         _add(found, column.buffers()[2], int(offsets[0]), int(offsets[-1] - offsets[0]))
     elif types.is_struct(kind):
         for child in column.flatten():

@@ -19,48 +19,29 @@ import pyarrow.compute as pc
 
 from ftlayer.errors import ConfigError, UnhashableKeyError
 from ftlayer.records.ids import I32Array
+from ftlayer.records.ipc import is_binary, is_list, is_string
 from ftlayer.records.kernels import native
 
 SPARK_SEED = 42
 
-_PRIMITIVE = (
+_OTHER_PRIMITIVE = (
     pa.types.is_null,
     pa.types.is_boolean,
     pa.types.is_signed_integer,
     pa.types.is_float32,
     pa.types.is_float64,
     pa.types.is_decimal128,
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_string_view,
-    pa.types.is_binary,
-    pa.types.is_large_binary,
-    pa.types.is_binary_view,
-    pa.types.is_fixed_size_binary,
     pa.types.is_date32,
-)
-_LIST = (
-    pa.types.is_list,
-    pa.types.is_large_list,
-    pa.types.is_fixed_size_list,
-    pa.types.is_list_view,
-    pa.types.is_large_list_view,
 )
 
 
 def spark_hash(columns: Sequence[pa.Array | pa.ChunkedArray], seed: int = SPARK_SEED) -> I32Array:
-    """Return what Spark's ``hash(*columns)`` gives for each row.
+    """Return what Spark's ``hash(*columns)`` gives for each row: int32[n].
 
-    Args:
-        columns: at least one, all of the same length n. Slices, nulls and any nesting are fine.
-        seed: the hash to begin with, an int32; Spark's ``hash`` and its hash partitioning use 42.
-
-    Returns:
-        int32[n].
-
-    Raises:
-        UnhashableKeyError: a type that `check_hashable` refuses; names the column by its position.
-        ValueError: no columns, or columns of different lengths.
+    ``columns``: at least one, all of length n; slices, nulls and any nesting are fine. ``seed``: the hash to begin
+    with, an int32; Spark's ``hash`` and its hash partitioning use 42.
+    Raises UnhashableKeyError for a type that `check_hashable` refuses, naming the column by its position; ValueError
+    for no columns, or columns of different lengths.
     """
     if not columns:
         raise ValueError("spark_hash needs at least one column")
@@ -93,13 +74,8 @@ def partition_of(hashes: I32Array, partitions: int) -> I32Array:
 def check_hashable(schema: pa.Schema, columns: Iterable[str]) -> None:
     """Check that all key ``columns`` exist and have types that both Spark can hash and Arrow can carry.
 
-    Args:
-        schema: the source's schema.
-        columns: names; ``a.b`` is field ``b`` of struct ``a``, unless a column is called just that.
-
-    Raises:
-        ConfigError: a column that does not exist.
-        UnhashableKeyError: a column's type, or one nested in it, cannot be a key; names both.
+    ``a.b`` is field ``b`` of struct ``a``, unless a column is called just that. Raises ConfigError for a column that
+    does not exist, UnhashableKeyError where its type, or one nested in it, cannot be a key; names both.
     """
     for name in columns:
         refusal = _refusal(_resolve(schema, name)[0].type)
@@ -138,9 +114,9 @@ def _resolve(schema: pa.Schema, name: str) -> tuple[pa.Field, list[int]]:
 
 def _refusal(type_: pa.DataType) -> str | None:
     """Say why a type cannot be part of a key, and what to do; None if it can."""
-    if any(is_type(type_) for is_type in _PRIMITIVE):
+    if any(is_type(type_) for is_type in _OTHER_PRIMITIVE) or is_string(type_) or is_binary(type_):
         return None
-    if any(is_type(type_) for is_type in _LIST) or pa.types.is_dictionary(type_):
+    if is_list(type_) or pa.types.is_dictionary(type_):
         return _refusal(type_.value_type)
     if pa.types.is_struct(type_):
         return _struct_refusal(type_)

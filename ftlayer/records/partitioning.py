@@ -19,10 +19,7 @@ from ftlayer.records.ids import I32Array, U64Array, mix64
 from ftlayer.records.keyhash import key_column, partition_of
 from ftlayer.records.traced import KeySelector
 
-# Selections: the channel of each row of a batch.
-#
 # A selection is int32[n]: for each row the channel in 0..channels-1 that receives it, or `ALL_CHANNELS`.
-
 
 ALL_CHANNELS = -1
 """In a selection: every channel receives a copy of the row."""
@@ -79,7 +76,6 @@ class Forward:
     """Subtask i sends to channel i. The edge must have as many channels as senders."""
 
     def select(self, rows: OutgoingRows, channels: int) -> I32Array:
-        """Return the subtask's index for all rows; InvalidTopologyError if there is no such channel."""
         check_channels(channels)
         if not 0 <= rows.subtask < channels:
             raise InvalidTopologyError(
@@ -93,25 +89,26 @@ class Forward:
         return self.select(rows, channels)
 
 
+class _Anywhere:
+    def routing(self, rows: OutgoingRows, channels: int) -> I32Array | None:
+        """Store nothing: any channel is as good as the first, or the same one is found again."""
+        return None
+
+
 @dataclass(frozen=True)
-class Rebalance:
+class Rebalance(_Anywhere):
     """Channels take turns. Subtask i begins at channel ``start`` + i, so that few rows do not meet in one."""
 
     start: int = 0
 
     def select(self, rows: OutgoingRows, channels: int) -> I32Array:
-        """Return consecutive channels, going on where the subtask's last batch ended."""
         check_channels(channels)
         first = (self.start + rows.subtask + rows.first_ordinal) % channels
         return ((np.arange(len(rows.record_ids)) + first) % channels).astype(np.int32)
 
-    def routing(self, rows: OutgoingRows, channels: int) -> I32Array | None:
-        """Store nothing: any channel is as good as the first."""
-        return None
-
 
 @dataclass(frozen=True)
-class Shuffle:
+class Shuffle(_Anywhere):
     """A random channel for each record, drawn from its id and ``seed`` (0 to 2**64-1)."""
 
     seed: int = 0
@@ -121,12 +118,7 @@ class Shuffle:
             raise ConfigError(f"the seed of a shuffle lies in 0..2**64-1, not {self.seed}")
 
     def select(self, rows: OutgoingRows, channels: int) -> I32Array:
-        """Return channels that are spread evenly and are the same whenever the records have the same ids."""
         return spread(rows.record_ids, channels, self.seed)
-
-    def routing(self, rows: OutgoingRows, channels: int) -> I32Array | None:
-        """Store nothing: any channel is as good as the first."""
-        return None
 
 
 @dataclass(frozen=True)
@@ -136,7 +128,6 @@ class HashByKey:
     selector: KeySelector
 
     def select(self, rows: OutgoingRows, channels: int) -> I32Array:
-        """Return the positive remainder of the key's hash."""
         check_channels(channels)
         return partition_of(self.selector.hash(rows.payload), channels)
 
@@ -146,23 +137,17 @@ class HashByKey:
 
 
 @dataclass(frozen=True)
-class Broadcast:
+class Broadcast(_Anywhere):
     def select(self, rows: OutgoingRows, channels: int) -> I32Array:
         check_channels(channels)
         return np.full(len(rows.record_ids), ALL_CHANNELS, np.int32)
 
-    def routing(self, rows: OutgoingRows, channels: int) -> I32Array | None:
-        return None
-
 
 @dataclass(frozen=True)
-class Global:
+class Global(_Anywhere):
     def select(self, rows: OutgoingRows, channels: int) -> I32Array:
         check_channels(channels)
         return np.zeros(len(rows.record_ids), np.int32)
-
-    def routing(self, rows: OutgoingRows, channels: int) -> I32Array | None:
-        return None
 
 
 REFUSED = -1
@@ -183,7 +168,6 @@ class Custom:
     function: Callable[[Any, int], int]
 
     def select(self, rows: OutgoingRows, channels: int) -> I32Array:
-        """Return what the function returns for each row; ConfigError if that is no channel of the edge."""
         check_channels(channels)
         return self._chosen(self._keys(rows.payload), channels)
 
@@ -242,7 +226,6 @@ class Custom:
 
 
 def key_groups(hashes: I32Array, max_parallelism: int) -> I32Array:
-    """Return the key group of each hash (`ftlayer.records.keyhash.spark_hash`): int32[n]."""
     return partition_of(hashes, max_parallelism)
 
 
@@ -254,7 +237,6 @@ def groups_of(subtask: int, parallelism: int, max_parallelism: int) -> range:
 
 
 def subtasks_of(groups: I32Array, parallelism: int, max_parallelism: int) -> I32Array:
-    """Return the subtask that each group belongs to: int32[n]."""
     if max_parallelism & (max_parallelism - 1) == 0 and max_parallelism * parallelism < 2**31:
         return (groups * np.int32(parallelism)) >> np.int32(max_parallelism.bit_length() - 1)
     return (groups.astype(np.int64) * parallelism // max_parallelism).astype(np.int32)
@@ -268,10 +250,6 @@ class HashByKeyGroup:
     max_parallelism: int
 
     def select(self, rows: OutgoingRows, channels: int) -> I32Array:
-        """Return the subtask of each row's key group.
-
-        Raises ConfigError or UnhashableKeyError from the selector, and ConfigError for more channels than groups.
-        """
         check_channels(channels)
         if channels > self.max_parallelism:
             raise ConfigError(
@@ -281,7 +259,6 @@ class HashByKeyGroup:
         return subtasks_of(groups, channels, self.max_parallelism)
 
     def routing(self, rows: OutgoingRows, channels: int) -> I32Array | None:
-        """Nothing is stored: nothing is replayed record by record."""
         return None
 
 

@@ -112,9 +112,8 @@ def failure_text(error: BaseException) -> str:
     if isinstance(error, FTLayerError):
         return text
     known = next((words for pattern, words in _WORDS.items() if re.search(pattern, text)), None)
-    return known or re.sub(
-        r"^Flight returned [\w ]+, with message: |\. gRPC client debug context.*", "", text
-    )
+    around = r"^Flight returned [\w ]+, with message: |\. gRPC client debug context.*"
+    return known or re.sub(around, "", text)
 
 
 def error_frame(error: FTLayerError, sequence: int | None = None) -> bytes:
@@ -148,7 +147,6 @@ def flight_error(error: FTLayerError) -> flight.FlightError:
 # and another writes, Arrow half-closes it twice if the stream ends while ``done_writing`` runs, and gRPC then aborts
 # the process ("API misuse of type GRPC_CALL_ERROR_TOO_MANY_OPERATIONS"). With pyarrow 26, every third stream that is
 # cancelled and half-closed at once shows it.
-
 
 NO_COLUMNS = pa.schema([])
 """The first message of a client's stream."""
@@ -240,9 +238,8 @@ class WriterThread(Generic[T]):
 
         After one of `TRANSPORT_ERRORS` nothing more is written, and ``on_broken`` is told of it.
         """
-        self._thread = threading.Thread(
-            target=self._run, args=(write, on_broken, at_end), name=self._name, daemon=True
-        )
+        given = (write, on_broken, at_end)
+        self._thread = threading.Thread(target=self._run, args=given, name=self._name, daemon=True)
         self._thread.start()
 
     def put(self, item: T) -> None:
@@ -405,8 +402,8 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 class Connection(Protocol):
     """A stream of frames, both ways. One thread reads, another writes; `cancel` is of any thread.
 
-    Methods raise one of `TRANSPORT_ERRORS` when the stream is broken or
-    cancelled, and the `FTLayerError` that the server has ended it with.
+    Methods raise one of `TRANSPORT_ERRORS` when the stream is broken or cancelled, and the `FTLayerError` that the
+    server has ended it with.
     """
 
     def open(self) -> None:

@@ -25,7 +25,6 @@ from ftlayer.errors import MalformedRequestError
 # `BYTES_PER_UNIT` bytes: a number, a text or a nil costs one, an array or a map `msgpack_cost`'s eight. So long texts
 # and bytes pass whatever their size, and small things in great numbers do not.
 
-
 BASE_COST = 1 << 20
 BYTES_PER_UNIT = 8
 
@@ -48,7 +47,6 @@ def unpack(data: bytes | Buffer) -> Any:
 # Frames over a Unix socket: eight bytes that say what comes and how long it is, then the frame.
 #
 # The eight bytes are, little-endian: the kind (`FrameKind`) in one, three zeros, and the length in four.
-
 
 MAX_FRAME_BYTES = (1 << 31) - 1
 """As long as a message of Flight may be."""

@@ -35,10 +35,9 @@ from ftlayer.transport.frames import FrameKind, FrameSocket
 logger = logging.getLogger(__name__)
 
 
-# How two processes find out that they are on one machine, and that each is who the other takes it for.
-#
-# The client opens the path of a socket that the server has named. It answers only on the server's own machine, and each
-# side shows that it has the token, without saying it. ``C`` and ``S`` are fresh random bytes:
+# Two processes find out that they are on one machine, and that each is who the other takes it for: the client opens the
+# path of a socket that the server has named. It answers only on the server's own machine, and each side shows that it
+# has the token, without saying it. ``C`` and ``S`` are fresh random bytes:
 #
 # | from | frame |
 # | --- | --- |
@@ -48,7 +47,6 @@ logger = logging.getLogger(__name__)
 #
 # Both also have the system say whose process the other one is (Linux: ``SO_PEERCRED``), and refuse another user's. What
 # comes before these proofs is of bounded size.
-
 
 MAX_COMMAND_BYTES = 4_096
 
@@ -199,11 +197,8 @@ class SocketDirectory:
                 return cls._made_in(parent, prefix)
             except OSError as error:
                 reasons.append(f"{parent}: {error.strerror or error}")
-        logger.warning(
-            "no Unix socket can be made (%s): %s; set TMPDIR to a short path on a local disk",
-            "; ".join(reasons),
-            without,
-        )
+        text = "no Unix socket can be made (%s): %s; set TMPDIR to a short path on a local disk"
+        logger.warning(text, "; ".join(reasons), without)
         return None
 
     def socket(self, name: str) -> Address:
@@ -262,9 +257,8 @@ def bounded_http(base: Any, most: int, door: Door | None, *, bodies: bool = Fals
         def connection_made(self, transport: Any) -> None:
             ended = None
             if len(self.connections) >= most:
-                ended = min(
-                    (each for each in self.connections if each.waits), key=Bounded.since, default=self
-                )
+                waiting = (each for each in self.connections if each.waits)
+                ended = min(waiting, key=Bounded.since, default=self)
             super().connection_made(transport)
             self.watch()
             if door is not None:

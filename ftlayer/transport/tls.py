@@ -55,12 +55,9 @@ def make_certificate(hosts: list[str]) -> Certificate:
         )
         .sign(key, hashes.SHA256())
     )
-    return Certificate(
-        certificate.public_bytes(serialization.Encoding.PEM),
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        ),
-    )
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    private = key.private_bytes(pem, pkcs8, serialization.NoEncryption())
+    return Certificate(certificate.public_bytes(pem), private)
 
 
 def check_certificate(cert: bytes, key: bytes, *, cert_option: str, key_option: str) -> None:

@@ -21,7 +21,6 @@ from ftlayer.transport.sockets import answer, check_user, meet
 
 logger = logging.getLogger(__name__)
 
-
 BACKLOG = 1_024
 PAUSE_S = 0.1
 """Before connections are taken again, where there was no file descriptor for one."""

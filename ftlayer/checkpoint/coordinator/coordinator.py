@@ -272,9 +272,8 @@ class Completion:
             # Nothing is committed for a job that is over: the job that restores the checkpoint does that.
             answers = self._complete(pending, checkpoint, now)
             return subsumed + answers + _discard(self._store.subsume() + self._store.over(self._end))
-        if any(
-            each.checkpoint > self._committed for part in checkpoint.subtasks for each in part.committables
-        ):
+        written = (each for part in checkpoint.subtasks for each in part.committables)
+        if any(each.checkpoint > self._committed for each in written):
             return [*subsumed, events.CommitSinks(checkpoint)]
         return subsumed + self._sinks_committed(pending, checkpoint, now)
 

@@ -399,10 +399,8 @@ class PendingCheckpoints:
         if pending.stops:
             self.fail_job(f"the job could not be stopped with savepoint {number}: {text}", final)
         elif not pending.is_savepoint and self.failures.failed(number, reason):
-            tolerable = self._config.tolerable_failures
-            self.fail_job(
-                f"more than {tolerable} checkpoints in a row failed; the last one, {number}: {text}", final
-            )
+            said = f"more than {self._config.tolerable_failures} checkpoints in a row failed; the last one, {number}"
+            self.fail_job(f"{said}: {text}", final)
         error = CheckpointError(f"{pending.barrier.kind} {number} was given up: {text}")
         instructions: list[CheckpointInstruction] = [NotifyAborted(number, text)]
         if pending.parts:
@@ -416,13 +414,10 @@ class PendingCheckpoints:
         latest_ms = now.mono_ms - self._config.timeout_ms
         for pending in self.all:
             if pending.stage is CheckpointStage.WRITING and pending.triggered_ms <= latest_ms:
-                chains = sorted(
-                    pending.held_up_by.union(pending.waits_for(holds.after(pending.triggered_ms)))
-                )
-                why = f"{AbortReason.EXPIRED.text}, and {why_held(chains)}" if chains else ""
-                instructions += self.abort(
-                    pending, AbortReason.HELD if why else AbortReason.EXPIRED, now, why
-                )
+                chains = pending.held_up_by.union(pending.waits_for(holds.after(pending.triggered_ms)))
+                why = f"{AbortReason.EXPIRED.text}, and {why_held(sorted(chains))}" if chains else ""
+                reason = AbortReason.HELD if chains else AbortReason.EXPIRED
+                instructions += self.abort(pending, reason, now, why)
         return instructions
 
     def held_up(self, held: Collection[str]) -> list[str]:

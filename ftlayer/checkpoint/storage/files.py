@@ -460,7 +460,6 @@ def sync_directory(path: Path) -> None:
 # A file is there once it is closed, so each `sync` ends the file and the next piece begins another one. Options of
 # a file system (credentials, endpoints) come from fsspec's own configuration or the environment.
 
-
 RENAMING = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "sftp", "ssh", "smb", "ftp"})
 """File systems whose rename is atomic, and whose files can be seen half-written. Others put objects as a whole."""
 

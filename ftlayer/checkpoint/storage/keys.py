@@ -34,7 +34,6 @@ from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, Stale
 # creation is needed, and a listing may take its time. Where two claim one epoch in the same moment, one of the files
 # is left, and the owner of the other finds out.
 
-
 MOST_TRIES = 100
 """So often a driver claims: others may claim in the same moment, and a listing may take its time."""
 

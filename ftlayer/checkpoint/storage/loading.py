@@ -304,9 +304,8 @@ def load_checkpoint(url: str, key: bytes | None = None) -> Checkpoint:
     files = open_files(location)
     if files.size(layout.METADATA) is None:
         raise CheckpointStorageError(not_there(location))
-    base = (
-        location if layout.checkpoint_number(layout.last_name(location)) is None else layout.parent(location)
-    )
+    is_savepoint = layout.checkpoint_number(layout.last_name(location)) is None
+    base = location if is_savepoint else layout.parent(location)
     return decode(files.read(layout.METADATA), location, Signer(key_of(base, key)))
 
 
@@ -565,18 +564,16 @@ def left_behind(
     by_run: dict[str, dict[str, int]] = {}
     for entry in files.walk():
         name, _, path = entry.path.partition("/")
-        is_slots = (
-            layout.last_name(path)[:1] == "." or layout.parse_file_name(layout.last_name(path)) is not None
-        )
+        file = layout.last_name(path)
+        is_slots = file[:1] == "." or layout.parse_file_name(file) is not None
         if name not in (layout.part(except_run), layout.OWNERS) and is_slots:
             by_run.setdefault(name, {})[path] = entry.size
     found: dict[str, int] = {}
     unknown: dict[str, CheckpointError] = {}
     for name, sizes in by_run.items():
         kept = []
-        for _, read in read_each(
-            find_checkpoints(layout.join(files.url, name)), lambda each: load_checkpoint(each, key)
-        ):
+        there = find_checkpoints(layout.join(files.url, name))
+        for _, read in read_each(there, lambda each: load_checkpoint(each, key)):
             if isinstance(read, CheckpointError):
                 unknown[name] = read
             else:

@@ -36,7 +36,6 @@ Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
-
 LOCK = "_lock"
 
 
@@ -216,19 +215,16 @@ class SlotStorage:
         with self._lock:
             self._latest = max(self._latest, checkpoint)
             entry = self._writers.pop(checkpoint, None)
-            subsumed = []
-            if entry is not None and entry[0] is SnapshotKind.CHECKPOINT:
-                subsumed = [
-                    number
-                    for number, (kind, _) in self._writers.items()
-                    if number < checkpoint and kind is SnapshotKind.CHECKPOINT
-                ]
-        for number in subsumed:
+            is_checkpoint = entry is not None and entry[0] is SnapshotKind.CHECKPOINT
+            others = [
+                number for number, (kind, _) in self._writers.items() if kind is SnapshotKind.CHECKPOINT
+            ]
+        for number in (each for each in others if is_checkpoint and each < checkpoint):
             self.aborted(number)
         if entry is not None:
             self._later(entry[1].close)
-            if entry[0] is SnapshotKind.CHECKPOINT:
-                self._later(functools.partial(self._tidy, checkpoint))
+        if is_checkpoint:
+            self._later(functools.partial(self._tidy, checkpoint))
 
     def aborted(self, checkpoint: int) -> None:
         with self._lock:
@@ -308,10 +304,8 @@ class FileSlotStorage(SlotStorage):
         super().__init__(config, seat, key, layout.run_directory(config.directory, job, run))
         self._files = open_files(self.location)
         self._copies = _local_copies(config, job, run, seat.slot)
-        self._copy_files = None if self._copies is None else self._copies.files
-        self._lane = functools.partial(
-            FileLane, self._files, self._copy_files, buffer_bytes=self._buffer_bytes
-        )
+        self._copy_files = copies = None if self._copies is None else self._copies.files
+        self._lane = functools.partial(FileLane, self._files, copies, buffer_bytes=self._buffer_bytes)
         self._sizes: dict[str, int] = {}
         self._amplification = Amplification(self._size_of, config.max_space_amplification)
         self._across: FileLane | None = None
@@ -337,12 +331,10 @@ class FileSlotStorage(SlotStorage):
             self._copies.close(over=over)
 
     def _checkpoint_writer(self, barrier: Barrier) -> PieceWriter:
-        number = barrier.checkpoint
+        number, directory = barrier.checkpoint, layout.checkpoint_name(barrier.checkpoint)
 
         def new_lane() -> FileLane:
-            return self._lane(
-                lambda _first, _last: layout.join(layout.checkpoint_name(number), self._seat.file_name())
-            )
+            return self._lane(lambda _first, _last: layout.join(directory, self._seat.file_name()))
 
         exclusive = new_lane()
         shared = self._across or self._lane(self._shared_path)
@@ -376,10 +368,8 @@ class FileSlotStorage(SlotStorage):
         _, signer = self._source(location)
         if layout.parent(location) != layout.parent(self.location) or not signer.is_like(self._signer):
             return None
-        job, mine, theirs = (
-            open_files(layout.parent(location)),
-            *map(layout.last_name, (self.location, location)),
-        )
+        mine, theirs = layout.last_name(self.location), layout.last_name(location)
+        job = open_files(layout.parent(location))
         here: dict[str, str] = {}
         try:
             for path in {piece.path for piece in pieces if piece.inline is None}:
@@ -659,13 +649,11 @@ class FileDriverStorage(DriverStorage):
 
     def sweep(self, keep: Iterable[Checkpoint], is_alive: Callable[[str], bool]) -> Iterator[str]:
         kept = [one for one in keep if layout.pieces_directory(one) == self._run]
-        entries = self._files.walk()
+        paths = [entry.path for entry in self._files.walk()]
         with self._lock:
             used = self._used(kept)
             completed = {one.checkpoint for one in kept} | set(self._published)
-            found = loading.orphans(
-                (entry.path for entry in entries), used, completed, self._latest, is_alive
-            )
+            found = loading.orphans(paths, used, completed, self._latest, is_alive)
         errors = []
         for path in found:
             failed = self._crew.delete(self._files, (path,))

@@ -143,12 +143,12 @@ def _hash64(seed: int, attempt: int) -> int:
 # meets the same data again. What an error does not say by itself, its cause may; and where it comes as text, from a
 # Python worker through Spark's JVM, the traceback in it names the classes.
 
-SPARK_CONDITIONS = [
+SPARK_CONDITIONS = (
     "COLUMN_ALREADY_EXISTS",
     "AMBIGUOUS_REFERENCE",
     "PARSE_SYNTAX_ERROR",
     "PYTHON_VERSION_MISMATCH",
-]
+)
 """Of Spark's error conditions, those that lie in the program alone. Tables and paths may come into being."""
 
 _NO_DIRECTORY = (NotADirectoryError, IsADirectoryError, FileExistsError)
