@@ -21,6 +21,7 @@ from ftlayer.common.checks import (
     check_text,
     duration_ms,
     known_options,
+    named_type,
 )
 from ftlayer.common.rules.telemetry_settings import check_endpoint
 from ftlayer.errors import ConfigError
@@ -218,7 +219,7 @@ class TopologyOptions:
 def check_token(token: str) -> None:
     """Raise `ConfigError` unless ``token`` can be sent in a header and is long enough to be a secret."""
     if not isinstance(token, str):
-        raise ConfigError(f"token: expected a text, got a {type(token).__name__}")
+        raise ConfigError(f"token: expected a text, got {named_type(token)}")
     visible = all("!" <= char <= "~" for char in token)
     if not visible or not MIN_TOKEN_CHARS <= len(token) <= MAX_TOKEN_CHARS:
         raise ConfigError(

@@ -84,7 +84,7 @@ def job() -> Any:
         (lambda: FTLayer.close(NO, now=True), "FTLayer.close: there is no option 'now'"),  # type: ignore[call-arg]
         (lambda: stream().union(other=3), "DataStream.union: there is no option 'other'"),
         (lambda: job().wait(timeuot=3), "Job.wait: there is no option 'timeuot': did you mean 'timeout'"),
-        (lambda: FTLayer(), "FTLayer: missing a required argument: 'vertex'"),  # type: ignore[call-arg]
+        (lambda: FTLayer(), "FTLayer: use `FTLayer.embedded` or `FTLayer.connect` instead"),  # type: ignore[call-arg]
         (
             lambda: TrackedStream.sink(NO, NO, "checkpoint"),  # type: ignore[call-arg, misc]
             r"TrackedStream.sink: too many positional arguments; it is "

@@ -407,6 +407,12 @@ def _of_one(gatherer: Gatherer, selections: list[Selection], names: JobNames) ->
     meant = [selection for selection in selections if selection.vertex in named] or selections
     if stream and not named:
         names.find(stream)  # It says what there is.
+    if named and not any(selection.vertex in named for selection in selections):
+        places = " and ".join(map(names.place, sorted(named)))
+        raise ConfigError(
+            f"stream = {stream!r} is of {places}, which gives no answer: while its program does not run, name its "
+            "store by --store"
+        )
     if len(meant) > 1:
         counts = {view.vertex: int(view.stats.get("dead_letters", 0)) for view in gatherer.views()}
         there = "; ".join(f"{names.place(each.vertex)} has {counts[each.vertex]:,}" for each in meant)

@@ -145,7 +145,8 @@ def check_name(name: str) -> None:
     """Raise `ConfigError` unless a package and a user of the system can be called so."""
     if _MODULE.fullmatch(name) is None or keyword.iskeyword(name):
         raise ConfigError(
-            f"--name: expected the name of a Python package, lower-case letters, digits and _, 31 at most, got {name!r}"
+            "--name: expected the name of a Python package, lower-case letters, digits and _, 31 at most, no word of "
+            f"Python's own, got {name!r}"
         )
     if name in ("test", "tests") or name in sys.stdlib_module_names or _is_installed(name):
         raise ConfigError(f"--name {name}: a module is called so already; give the project another name")

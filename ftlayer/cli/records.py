@@ -31,10 +31,19 @@ COUNTING_S = 2.0
 LONGEST_PAYLOAD = 200
 """Characters of a record that a list shows; `ftlayer dead show` shows it all."""
 
+
+def _read_where(text: str) -> str:
+    """Refuse what is no filter before anything is asked."""
+    if text:
+        parsed_where(text)
+    return text
+
+
 WhereText = Annotated[
     str,
     typer.Option(
         "--where",
+        callback=_read_where,
         metavar="FILTER",
         help="Such records alone: operator = parse and reason ~ timeout and record.price > 10 and age > 5m.",
     ),

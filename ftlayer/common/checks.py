@@ -190,7 +190,7 @@ def check_function(
     `check_runs`, which is left out with ``is_async``.
     """
     if not callable(value):
-        raise ConfigError(f"{option}: expected a function, got a {type(value).__name__}")
+        raise ConfigError(f"{option}: expected a function, got {named_type(value)}")
     if not is_async:
         check_runs(value, option, may_yield=may_yield)
     if takes is None:
@@ -235,6 +235,12 @@ def check_runs(function: object, option: str, *, may_yield: bool = False) -> Non
             f"{option}: expected a function that returns, got the generator function {name}, of which a call runs "
             "nothing: take the yield out"
         )
+
+
+def named_type(value: object) -> str:
+    """Return what a value is, for a message: ``an int``, ``a str``."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def check_ran(returned: object, what: str) -> None:
@@ -328,7 +334,9 @@ def known_options(target: Target) -> Target:
         made = target.__init__  # type: ignore[misc]
         target.__init__ = _checked(made, target.__name__, inspect.signature(made))  # type: ignore[misc]
         return typing.cast("Target", target)
-    return typing.cast("Target", _checked(target, target.__qualname__, inspect.signature(target)))
+    return typing.cast(
+        "Target", _checked(target, target.__qualname__.removesuffix(".__init__"), inspect.signature(target))
+    )
 
 
 def _signature(method: types.FunctionType) -> inspect.Signature:
@@ -376,8 +384,8 @@ def _checked(function: Callable[..., Any], what: str, signature: inspect.Signatu
                 signature.bind(*args, **kwargs)
             except TypeError as error:
                 way = function.__doc__ or ""
-                way = way if way.startswith("Use `") else f"it is {what}{_plain(given)}"
-                raise ConfigError(f"{what}: {error}; {way}") from None
+                said = f"use{way[3:]}" if way.startswith("Use `") else f"{error}; it is {what}{_plain(given)}"
+                raise ConfigError(f"{what}: {said}") from None
             return function(*args, **kwargs)
         except Exception:
             if args:

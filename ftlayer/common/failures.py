@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ftlayer.common.checks import Duration, check_known, duration_ms, known_options, shown
+from ftlayer.common.checks import Duration, duration_ms, known_options, shown
 from ftlayer.errors import ConfigError, FTLayerError
 
 
@@ -30,6 +30,7 @@ MAX_RETRY_LATER_MS = 366 * 24 * 3_600_000
 """The longest pause that a `RetryLater` may ask for."""
 
 
+@known_options
 class RetryLater(FailException):
     """Raised by a user's function: try this record again after a pause of its own, whatever `backoff` says.
 
@@ -48,11 +49,8 @@ class RetryLater(FailException):
     code = "RETRY_LATER"
     recoverable = True
 
-    def __init__(
-        self, reason: str = "", *, after: Duration | None = None, uses_attempt: bool = True, **unknown: object
-    ) -> None:
+    def __init__(self, reason: str = "", *, after: Duration | None = None, uses_attempt: bool = True) -> None:
         super().__init__(reason)
-        check_known(unknown, ("after", "uses_attempt"), "RetryLater")
         most = MAX_RETRY_LATER_MS
         self.after_ms = None if after is None else duration_ms(after, "RetryLater: after", most=most)
         if not isinstance(uses_attempt, bool):

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from pyspark.sql.datasource import WriterCommitMessage
 
 from ftlayer.checkpoint.storage.files import StoragePool
-from ftlayer.common.checks import LONGEST_MS, Duration, check_texts, duration_ms
+from ftlayer.common.checks import LONGEST_MS, Duration, check_texts, duration_ms, named_type
 from ftlayer.common.failures import RowsRejected
 from ftlayer.common.printable import described, hidden
 from ftlayer.errors import ConfigError, FTLayerError, SinkError, UncommittableError
@@ -55,7 +55,7 @@ def by_query(messages: Iterable[Any], kind: type[Message]) -> dict[str, list[Mes
             continue
         if not isinstance(message, kind):
             raise UncommittableError(
-                f"expected messages of {kind.__name__.replace('Message', 'Sink')}, got a {type(message).__name__}"
+                f"expected messages of {kind.__name__.replace('Message', 'Sink')}, got {named_type(message)}"
             )
         if message.rows:
             found.setdefault(message.query, []).append(message)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ftlayer.common.checks import named_type
 from ftlayer.errors import ConfigError
 from ftlayer.functions.aggregate_calls import Aggregate
 from ftlayer.functions.conversion import VALUES, array_of
@@ -149,7 +150,7 @@ class AggregatePlan:
         for call in calls:
             if not isinstance(call, Aggregate):
                 raise ConfigError(
-                    f"aggregate: expected count(), sum(…), min(…), max(…) or mean(…), got a {type(call).__name__}; "
+                    f"aggregate: expected count(), sum(…), min(…), max(…) or mean(…), got {named_type(call)}; "
                     "or give create, add and schema of an aggregate of your own"
                 )
             typed.append(_typed(call, schema))

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.lib import string_to_tzinfo
 
-from ftlayer.common.checks import shown
+from ftlayer.common.checks import named_type, shown
 from ftlayer.common.printable import text_of
 from ftlayer.functions.steps import Record
 from ftlayer.records.kernels import native
@@ -189,9 +189,7 @@ class _Values:
 
     def results(self, returned: Any) -> Iterable[Any]:
         if isinstance(returned, NO_RECORDS):
-            raise TypeError(
-                f"expected an iterable of records, got a {type(returned).__name__}; wrap it in a list"
-            )
+            raise TypeError(f"expected an iterable of records, got {named_type(returned)}; wrap it in a list")
         results: Iterable[Any] = returned
         return results
 

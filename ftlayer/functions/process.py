@@ -11,7 +11,7 @@ from contextlib import suppress
 from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from ftlayer.common.checks import check_runs, not_here
+from ftlayer.common.checks import check_runs, named_type, not_here
 from ftlayer.errors import ConfigError, UnsupportedError
 from ftlayer.functions.conversion import NO_RECORDS
 from ftlayer.functions.current import current_record
@@ -469,9 +469,7 @@ def results_of(returned: Iterable[Any] | None) -> Iterable[Any]:
     if returned is None:
         return ()
     if isinstance(returned, NO_RECORDS):
-        raise TypeError(
-            f"expected an iterable of records, got a {type(returned).__name__}; wrap it in a list"
-        )
+        raise TypeError(f"expected an iterable of records, got {named_type(returned)}; wrap it in a list")
     return returned
 
 

@@ -38,7 +38,8 @@ _WORDS = {
     "show print collect topandas toarrow head take first tolocaliterator": "a stream has rows when it runs: "
     ".sink(lambda rows, batch_id: rows.show(), checkpoint=…).start()",
     "select selectexpr withcolumn withcolumns withcolumnrenamed where drop alias fillna orderby sort limit": "say "
-    ".transform(lambda rows: rows.{name}(…)) : it keeps the column _ft",
+    ".transform(lambda rows: rows.{name}(…)), whose rows have to keep the column _ft: a select names it, as in "
+    "select('_ft', …), or takes all, as in select('*', …)",
     "mapinpandas mapinarrow mappartitions": ".map_batches(function, schema, kind='arrow' or 'pandas')",
     "columns dtypes printschema": "it is in .schema",
 }
@@ -94,9 +95,9 @@ class TrackedStream(checks.UserFacing, words=_WORDS):
     ) -> TrackedStream:
         """Apply ``function`` to each record (a dict); it returns a dict with the columns of ``schema``.
 
-        A record for which it raises (or returns what does not fit) fails alone and is tried again. ``retry_on`` and
-        ``dead_on`` say for which errors, as those of `FTLayer.embedded` do for all operators, and ``max_failing``
-        how many of them may be.
+        A record for which it raises fails alone and is tried again; one for which it returns what does not fit the
+        schema would fail alike, and is a dead letter at once. ``retry_on`` and ``dead_on`` say for which errors, as
+        those of `FTLayer.embedded` do for all operators, and ``max_failing`` how many of them may be.
 
         ``rate_limit``, here and below, is how many records a second each task gives the function, those that are tried
         again among them; None: as many as come. The task waits in between.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.common.checks import check_bool, check_choice, check_int, check_methods, check_unlike
+from ftlayer.common.checks import check_bool, check_choice, check_int, check_methods, check_unlike, named_type
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnhashableKeyError, UnsupportedError
 from ftlayer.functions.aggregates import KeyedAggregate
 from ftlayer.functions.steps import MAIN, Process, Reduce
@@ -87,7 +87,7 @@ def check_replay(replay: str, connector: operators.SourceConnector) -> None:
     if replay == "source" and not isinstance(connector, operators.IterableSource | operators.ReaderSource):
         raise ConfigError(
             "source: replay: 'source' is for iterables and stream readers, which can be read again from any row on; "
-            f"this is a {type(connector).__name__}: use replay='store' (the default), which stores its records before "
+            f"this is {named_type(connector)}: use replay='store' (the default), which stores its records before "
             "they are processed"
         )
 
@@ -392,7 +392,7 @@ def check_process(function: object, wanted: type, method: str) -> None:
         raise ConfigError(f"{method}: expected an instance, got the class; write {function.__name__}(…)")
     if not isinstance(function, wanted):
         raise ConfigError(
-            f"{method}: expected a {wanted.__name__} (ftlayer.functions.process), got a {type(function).__name__}"
+            f"{method}: expected a {wanted.__name__} (ftlayer.functions.process), got {named_type(function)}"
         )
     emitting = ("process", "process_left", "process_right", "on_timer")
     check_methods(function, ("open", *emitting, "close"), method, may_yield=emitting)

@@ -205,13 +205,13 @@ def test_a_vertex_is_judged_with_a_sentence_and_a_place(made: Any) -> None:
         (
             made.view(groups=(made.group(),), died_lately=12, streams=(made.stream(),)),
             Health.LOOK,
-            "12 dead letters of orders in the last 5 min, all in parse",
+            "12 records of orders became dead letters in the last 5 min, all in parse",
             PageLink(Page.DEAD, "local", stream="orders/lines", operator="parse"),
         ),
         (
             made.view(groups=(made.group(), made.group("clean/in", "trim"))),
             Health.LOOK,
-            "24 dead letters in the last 5 min, in parse and trim",
+            "24 records became dead letters in the last 5 min, in parse and trim",
             PageLink(Page.DEAD, "local"),
         ),
         (
@@ -246,25 +246,25 @@ def test_a_job_is_judged_by_its_records_where_its_vertex_is_known(made: Any) -> 
     view = made.view(groups=(made.group(),), streams=streams, died_lately=12)
     assert job_health(made.view(), made.job()).health is Health.OK
     (finding,) = job_health(view, made.job()).findings
-    assert finding.text == "12 dead letters of orders in the last 5 min, all in parse"
+    assert finding.text == "12 records of orders became dead letters in the last 5 min, all in parse"
     assert job_health(view, made.job("clean")).health is Health.OK
 
 
 def test_how_many_letters_came_lately_is_said_as_far_as_it_is_known(made: Any) -> None:
     old = made.now_ms - 3_600_000
     cases = [
-        ({"groups": (made.group(count=1),)}, "1 dead letter"),
-        ({"groups": (made.group(), made.group(operator="trim", count=3))}, "15 dead letters"),
+        ({"groups": (made.group(count=1),)}, "1 record"),
+        ({"groups": (made.group(), made.group(operator="trim", count=3))}, "15 records"),
         # How many of a group's letters came lately is not known where it began before.
         (
             {"groups": (made.group(first_seen_ms=old), made.group(operator="trim"))},
-            "at least 13 dead letters",
+            "at least 13 records",
         ),
-        ({"groups": (made.group(first_seen_ms=old),), "died_lately": 7}, "7 dead letters"),
+        ({"groups": (made.group(first_seen_ms=old),), "died_lately": 7}, "7 records"),
     ]
     for fields, said in cases:
         (finding,) = vertex_health(made.view(**fields)).findings
-        assert finding.text.startswith(f"{said} in the last 5 min"), finding.text
+        assert finding.text.startswith(f"{said} became dead letters in the last 5 min"), finding.text
 
 
 def test_what_a_vertex_counted_is_a_jobs_if_no_other_job_had_any(made: Any) -> None:
@@ -273,7 +273,7 @@ def test_what_a_vertex_counted_is_a_jobs_if_no_other_job_had_any(made: Any) -> N
     own, others = made.group(first_seen_ms=old), made.group("clean/in")
     view = made.view(groups=(own, others), streams=streams, died_lately=12)
     (finding,) = job_health(view, made.job()).findings
-    assert finding.text.startswith("at least 1 dead letter of orders")
+    assert finding.text.startswith("at least 1 record of orders")
 
 
 def test_a_job_that_said_no_last_word_is_not_ok(made: Any) -> None:

@@ -78,7 +78,7 @@ def test_what_is_missing_is_said() -> None:
             lambda: FTLayer.embedded("nowhere", on_dead=lambda: 1),
             "on_dead: expected a function of 1 argument",
         ),
-        (lambda: FTLayer.embedded("nowhere", on_dead=5), "on_dead: expected a function, got a int"),
+        (lambda: FTLayer.embedded("nowhere", on_dead=5), "on_dead: expected a function, got an int"),
         (
             lambda: FTLayer.embedded("nowhere", retry_on=lambda error, attempt: True),  # type: ignore[misc, arg-type]
             r"FTLayer.embedded: retry_on: expected a function of 1 argument, .*missing a required argument: 'attempt'",

@@ -230,7 +230,7 @@ def test_functions_are_functions(
     stream = orders(env)
     wrong: Any = 7
     for method in (stream.map, stream.flat_map, stream.filter, stream.map_batches):
-        refused(ConfigError, method.__name__, "expected a function, got a int", of=partial(method, wrong))
+        refused(ConfigError, method.__name__, "expected a function, got an int", of=partial(method, wrong))
     keyed = stream.key_by("id")
     refused(ConfigError, "reduce", of=lambda: keyed.reduce("max"))  # type: ignore[arg-type]
     refused(ConfigError, "join", of=lambda: keyed.join(keyed, **{**JOINED, "function": None}))

@@ -90,7 +90,7 @@ def test_schemas(keyed: KeyedStream) -> None:
         (lambda k: k.window(tumbling), "expected tumbling"),
         (lambda k: k.window(tumbling("1s")).allowed_lateness("-1s"), "allowed_lateness"),
         (lambda k: k.window(tumbling("1s")).late_to("so late"), "late_to"),
-        (lambda k: k.window(tumbling("1s")).reduce(5), "reduce: function: expected a function, got a int"),
+        (lambda k: k.window(tumbling("1s")).reduce(5), "reduce: function: expected a function, got an int"),
         (
             lambda k: k.window(tumbling("1s")).reduce(lambda one: one),
             "reduce: function: expected a function of 2 arguments",

@@ -29,6 +29,7 @@ from ftlayer.common.checks import (
     check_text,
     duration_ms,
     known_options,
+    named_type,
 )
 from ftlayer.common.printable import described, hides_secrets, shown_url, without_secrets
 from ftlayer.config import MIB
@@ -275,7 +276,7 @@ class FilesSource(data_sources.DataSourceStreamReader, data_sources.SupportsTrig
         check_int(max_bytes, "max_bytes", least=1, most=MOST_BYTES)
         check_int(split_bytes, "split_bytes", least=1, most=MOST_BYTES)
         if storage_options is not None and not isinstance(storage_options, Mapping):
-            raise ConfigError(f"storage_options: expected a dict, got a {type(storage_options).__name__}")
+            raise ConfigError(f"storage_options: expected a dict, got {named_type(storage_options)}")
         self.path, self.journal = os.fspath(path), os.fspath(journal)
         for option, location in ((PATH, self.path), (JOURNAL, self.journal)):
             check_location(location, option)

@@ -31,6 +31,7 @@ from ftlayer.common.checks import (
     check_texts,
     duration_ms,
     known_options,
+    named_type,
 )
 from ftlayer.config import MIB
 from ftlayer.connectors.queue_stream import QueueDataSource
@@ -69,7 +70,7 @@ class HmacSignature:
         check_choice(self.encoding, "encoding", ENCODINGS)
         check_choice(self.algorithm, "algorithm", ALGORITHMS)
         if not isinstance(self.prefix, str):
-            raise ConfigError(f"prefix: expected a text, got a {type(self.prefix).__name__}")
+            raise ConfigError(f"prefix: expected a text, got {named_type(self.prefix)}")
         if not self._secrets or not all(isinstance(each, bytes) and each for each in self._secrets):
             raise ConfigError("secret: expected a text, bytes, or several of them, none of them empty")
 

@@ -228,6 +228,9 @@ def _unheard(view: VertexView, announced: calls.AnnouncedJob) -> Finding:
     where = f" (process {job.pid} on {job.host})" if job.pid else ""
     ago = spoken(view.heard_ago_ms(announced))
     if view.state == "gone":
+        if job.state in ("draining", "ending", "stopping"):
+            text = f"{job.name} was {job.state} when it was heard last, {ago} ago, and its program{where} has ended"
+            return Finding(Health.OK, text, place)
         text = (
             f"{job.name} was {job.state} when it was heard last, {ago} ago, and its program{where} has ended: start it "
             "again if it is to go on"
@@ -300,8 +303,14 @@ def _checkpoints(vertex: str, job: calls.JobDetails) -> Iterator[Finding]:
             f"{totals.tolerable_failures} may: with the next one the job starts again"
         )
         yield Finding(Health.BROKEN, text, place)
-    since_ms = totals.last_completed_ms or job.since_ms
-    if totals.interval_ms and job.at_ms - since_ms > INTERVALS * totals.interval_ms:
+    # None begins before the job runs, and none while it starts again.
+    began = (each.at_ms for each in job.incidents if each.kind == "state")
+    since_ms = max(totals.last_completed_ms, job.since_ms, *began)
+    if (
+        job.state == "running"
+        and totals.interval_ms
+        and job.at_ms - since_ms > INTERVALS * totals.interval_ms
+    ):
         text = (
             f"{job.name} has completed no checkpoint for {spoken(job.at_ms - since_ms)}; one is due every "
             f"{spoken(totals.interval_ms)}"
@@ -406,8 +415,8 @@ def _dead(view: VertexView) -> Iterator[Finding]:
     since_ms = view.as_of_ms - LATELY_MS
     is_exact = bool(view.died_lately) or all(group.first_seen_ms > since_ms for group in late)
     count = view.died_lately or sum(group.count if group.first_seen_ms > since_ms else 1 for group in late)
-    letters = f"{'' if is_exact else 'at least '}{count:,} dead {'letter' if count == 1 else 'letters'}"
-    text = f"{letters}{whose} in the last {spoken(LATELY_MS)}{where}"
+    records = f"{'' if is_exact else 'at least '}{count:,} {'record' if count == 1 else 'records'}"
+    text = f"{records}{whose} became dead letters in the last {spoken(LATELY_MS)}{where}"
     stream = next(iter(streams)) if len(streams) == 1 else ""
     yield Finding(Health.LOOK, text, PageLink(Page.DEAD, view.vertex, stream=stream, operator=operator))
 

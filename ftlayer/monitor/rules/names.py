@@ -217,7 +217,10 @@ class JobNames:
             return found[0]
         there = ", ".join(sorted(self._full_label(key, known) for key in (found or known))) or "none"
         if not found:
-            raise ConfigError(f"no job is called {shown(text)}; there are: {there}")
+            raise ConfigError(
+                f"no job is called {shown(text)}; there are: {there} (one that was killed is found from the directory "
+                "that it was started in)"
+            )
         places = ", ".join(sorted({self.place(key.vertex) for key in found}))
         raise ConfigError(
             f"{len(found)} jobs are called {shown(text)}: say which of {there}; they are in {places}"

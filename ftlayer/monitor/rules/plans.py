@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from ftlayer.checkpoint.custom_storage import imported
 from ftlayer.checkpoint.letters import TIMER_SCHEMA, not_into_source
+from ftlayer.common.checks import named_type
 from ftlayer.common.printable import described
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError, FTLayerError, UnsupportedError
@@ -320,7 +321,7 @@ def edit_function(name: str, option: str) -> EditFunction:
     """Return the function that ``module:function`` names. Raises `ConfigError`, naming the option."""
     found = imported(name, option, "'package.module:function', of a module that can be imported here")
     if not callable(found):
-        raise ConfigError(f"{option}: {name!r} is a {type(found).__name__}, not a function of a record")
+        raise ConfigError(f"{option}: {name!r} is {named_type(found)}, not a function of a record")
     return found
 
 

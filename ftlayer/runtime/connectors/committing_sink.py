@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from ftlayer.checkpoint.letters import LETTER_BYTES, ChainLetter, LetterKind
 from ftlayer.checkpoint.snapshots import Committable, SinkPart
+from ftlayer.common.checks import named_type
 from ftlayer.common.failures import RowsRejected
 from ftlayer.common.printable import described, text_of
 from ftlayer.config import MIB
@@ -110,7 +111,7 @@ def checked_writer(sink: str, writer: Any) -> Any:
     if not isinstance(writer, DataSourceStreamWriter):
         raise ConfigError(
             f"sink {sink!r}: expected a DataSourceStreamWriter or a DataSourceStreamArrowWriter of "
-            f"pyspark.sql.datasource, got a {type(writer).__name__}"
+            f"pyspark.sql.datasource, got {named_type(writer)}"
         )
     return writer
 

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import msgpack
 import numpy as np
 
+from ftlayer.common.checks import named_type
 from ftlayer.errors import ConfigError, SourceChangedError
 from ftlayer.runtime.protocol.messages import ReaderRange
 from ftlayer.topology.checks import lag_behind, lies_before
@@ -250,7 +251,7 @@ def offset_reader(source: str, reader: Any) -> OffsetReader:
         return _SimpleReader(source, reader)
     raise ConfigError(
         f"source {source!r}: expected a DataSourceStreamReader or a SimpleDataSourceStreamReader of "
-        f"pyspark.sql.datasource, got a {type(reader).__name__}"
+        f"pyspark.sql.datasource, got {named_type(reader)}"
     )
 
 

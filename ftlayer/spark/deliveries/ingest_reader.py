@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from ftlayer.common.checks import shown
+from ftlayer.common.checks import named_type, shown
 from ftlayer.errors import (
     CodecError,
     MalformedRequestError,
@@ -199,7 +199,7 @@ class IngestStream:
         for place, record in enumerate(rows):
             where = f"ingest {self.name!r}: record {place}"
             if not isinstance(record, Mapping):
-                raise CodecError(f"{where} is a {type(record).__name__}, not a mapping")
+                raise CodecError(f"{where} is {named_type(record)}, not a mapping")
             unknown = [name for name in record if name not in known]
             if unknown:
                 raise CodecError(f"{where} has a column {unknown[0]!r}, the schema not")
@@ -212,9 +212,7 @@ class IngestStream:
     def put_batch(self, batch: pa.RecordBatch) -> None:
         """Accept an Arrow batch of the schema's columns, all or none; returns once it is durable."""
         if not isinstance(batch, pa.RecordBatch):
-            raise CodecError(
-                f"ingest {self.name!r}: expected a pyarrow.RecordBatch, got a {type(batch).__name__}"
-            )
+            raise CodecError(f"ingest {self.name!r}: expected a pyarrow.RecordBatch, got {named_type(batch)}")
         if batch.schema.names != self._arrow.names or batch.schema.types != self._arrow.types:
             raise CodecError(f"ingest {self.name!r}: expected columns {self._arrow}, got {batch.schema}")
         if not batch.num_rows:

@@ -6,6 +6,7 @@ run until no record waits for a replay.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import threading
@@ -116,7 +117,7 @@ class QuerySupervisor:
         self.ft_status = status
         self._start = start
         self._log = log
-        self._strategy = strategy
+        self._strategy = copy.deepcopy(strategy)
         self._bounded = bounded
         self._circuits = circuits
         self._letter_queries = letter_queries

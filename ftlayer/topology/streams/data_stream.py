@@ -276,7 +276,7 @@ class DataStream(checks.UserFacing, words=WORDS):
         for column in columns:
             if not isinstance(column, str):
                 raise ConfigError(
-                    f"{what}: expected names of columns, got a {type(column).__name__}; for a computed key, "
+                    f"{what}: expected names of columns, got {checks.named_type(column)}; for a computed key, "
                     "make a column of it in a map before"
                 )
         selector = check_key(columns, self.schema, what)
@@ -485,7 +485,7 @@ class DataStream(checks.UserFacing, words=WORDS):
 
     def _check_same_graph(self, other: object, what: str) -> None:
         if not isinstance(other, DataStream):
-            raise ConfigError(f"{what}: expected a stream, got a {type(other).__name__}")
+            raise ConfigError(f"{what}: expected a stream, got {checks.named_type(other)}")
         if other._graph is not self._graph:
             raise InvalidTopologyError(
                 f"{what}: {self._described()} belongs to topology {self._graph.name!r}, and {other._described()} to "

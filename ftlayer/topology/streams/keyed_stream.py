@@ -176,7 +176,7 @@ class KeyedStream(DataStream, words=_KEYED_WORDS | WORDS):
 
         if not isinstance(windows, WindowKind):
             raise ConfigError(
-                f"window: expected tumbling(…), sliding(…) or session(…), got a {type(windows).__name__}"
+                f"window: expected tumbling(…), sliding(…) or session(…), got {checks.named_type(windows)}"
             )
         self._taken()
         said = "windows were made here and never used: call .reduce(…), .aggregate(…) or .process(…) on them"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shlex
 from pathlib import Path
 
 from ftlayer import __version__
@@ -79,7 +80,7 @@ def check_unheld(path: Path) -> None:
     holder = next((found for shard in store.glob("shard-*") if (found := holder_of(shard)) is not None), None)
     if holder is None:
         return
-    who, asked = f"process {holder or 'unknown'}", f"ftlayer jobs --vertex {path}"
+    who, asked = f"process {holder or 'unknown'}", f"ftlayer jobs --vertex {shlex.quote(str(path))}"
     if (address := served_here().get(store)) is not None:
         who = f"{who}, a vertex that listens at {address}"
     elif (store / ACCESS_FILE).exists() and is_process((access := read_access(store / ACCESS_FILE)).pid):

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ftlayer.common.checks import named_type
 from ftlayer.common.printable import described
 from ftlayer.errors import StoreDamagedError
 from ftlayer.records.ids import RootRange
@@ -186,7 +187,7 @@ def unpack(data: bytes | memoryview) -> list[Any]:
     except (ValueError, msgpack.UnpackException) as error:
         raise StoreDamagedError(f"an entry of the store is no msgpack: {described(error)}") from error
     if not isinstance(values, list):
-        raise StoreDamagedError(f"an entry of the store is a {type(values).__name__}, expected a list")
+        raise StoreDamagedError(f"an entry of the store is {named_type(values)}, expected a list")
     return values
 
 

@@ -103,7 +103,7 @@ def test_slots_that_do_not_come_up(make: Make) -> None:
     end = rig.tell(SparkJobEnded(1, 1, "cancelled")).over
     assert end.state is JobState.FAILED
     assert isinstance(end.error, JobStartError)
-    assert "slot 1 of 2 were not up within 5000 ms" in str(end.error)
+    assert "slot 1 of 2 was not up within 5000 ms" in str(end.error)
 
 
 def test_what_spark_says_of_slots_that_do_not_come_up(make: Make) -> None:

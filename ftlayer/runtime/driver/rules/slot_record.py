@@ -197,8 +197,9 @@ def not_up(slots: Sequence[SlotRecord], start_timeout_ms: int, counts: TaskCount
     """Return the error for slots that are not there in time. ``counts``: what Spark says of their tasks, if it does."""
     missing = [slot for slot in slots if slot.hello is None]
     failures = sorted({slot.failure for slot in missing if slot.failure})
+    were = "was" if len(missing) == 1 else "were"
     return JobStartError(
-        f"{_numbers([slot.number for slot in missing])} of {len(slots)} were not up within {start_timeout_ms} ms "
+        f"{_numbers([slot.number for slot in missing])} of {len(slots)} {were} not up within {start_timeout_ms} ms "
         "(start_timeout_ms). "
         + " ".join(_why_not_up([slot.number for slot in missing], counts))
         + "".join(f"; {failure}" for failure in failures)
