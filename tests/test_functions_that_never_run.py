@@ -20,8 +20,8 @@ from ftlayer.common.rules.restart import check_strategy
 from ftlayer.errors import ConfigError, JobError, SourceError
 from ftlayer.functions.chains.segments import Chain
 from ftlayer.functions.chains.topology import TopologyChain
-from ftlayer.functions.failures import rules_of
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
+from ftlayer.functions.retry_rules import rules_of
 from ftlayer.functions.steps import Filter, Map, Process
 from ftlayer.functions.writing import call_commit
 from ftlayer.runtime.connectors.lane import BatchLimits

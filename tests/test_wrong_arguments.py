@@ -29,8 +29,8 @@ from ftlayer.common.failures import RowsRejected
 from ftlayer.common.rules.restart import NoRestart
 from ftlayer.config import FTStatus
 from ftlayer.errors import CodecError, ConfigError, LayerClosedError
-from ftlayer.functions.failures import NO_RULES
 from ftlayer.functions.process import ProcessFunction
+from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.runtime.driver.job import EndedJob, Job
 from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.spark.batch.sinks import stream_writer

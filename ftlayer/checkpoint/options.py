@@ -16,7 +16,7 @@ from ftlayer.common.printable import shown_url
 from ftlayer.common.rules.restart import BACKOFF, check_pauses, pauses_of
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError
-from ftlayer.functions.failures import Errors, RetryRules, rules_of
+from ftlayer.functions.retry_rules import Errors, RetryRules, rules_of
 
 FAIL = "fail"
 """In place of a policy: a record that fails fails the job."""

@@ -1,7 +1,7 @@
 """What a user's function raises about the records that it was given, and nothing else in ftlayer does.
 
 `FailException` and its subclasses fail the record that the function was called for; `RowsRejected` sets rows of a sink
-aside. `ftlayer.functions.failures` says what becomes of the record.
+aside. `ftlayer.functions.retry_rules` says what becomes of the record.
 """
 
 from __future__ import annotations

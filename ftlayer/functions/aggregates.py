@@ -23,8 +23,8 @@ from ftlayer.common.checks import named_type
 from ftlayer.errors import ConfigError
 from ftlayer.functions.aggregate_calls import Aggregate
 from ftlayer.functions.conversion import VALUES, array_of
-from ftlayer.functions.failures import NO_RULES, RetryRules
 from ftlayer.functions.keyed import NAN, Key
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.records.kernels import native
 from ftlayer.records.keyhash import key_column
 

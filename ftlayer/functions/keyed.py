@@ -23,7 +23,8 @@ from ftlayer.common.checks import Duration, check_bool, duration_ms, known_optio
 from ftlayer.common.printable import described
 from ftlayer.errors import ConfigError, ResultRowError, StateSerializationError
 from ftlayer.functions.conversion import Form, concat, misfit_text, schema_text, to_batch
-from ftlayer.functions.failures import RetryRules, failure_of, raise_signalled
+from ftlayer.functions.failures import failure_of, raise_signalled
+from ftlayer.functions.retry_rules import RetryRules
 from ftlayer.records.failures import RowFailure
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ftlayer.common.checks import check_int, is_async_function
 from ftlayer.errors import ConfigError
-from ftlayer.functions.failures import NO_RULES, RetryRules
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 
 Record = dict[str, Any]
 

@@ -12,7 +12,8 @@ import pyarrow as pa
 from ftlayer.common.checks import check_methods, check_ran
 from ftlayer.common.failures import RowsRejected
 from ftlayer.errors import SinkTargetError
-from ftlayer.functions.failures import NO_RULES, RetryRules, failure_of, raise_signalled, rejections_of
+from ftlayer.functions.failures import failure_of, raise_signalled, rejections_of
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.records.failures import RowFailure
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ READ_AS = "; read as "
 class RowFailure:
     """Input row ``row`` failed in ``operator``, whatever its root is.
 
-    ``fatal``, ``after_ms`` and ``uses_attempt`` as in `ftlayer.functions.failures.Decision`.
+    ``fatal``, ``after_ms`` and ``uses_attempt`` as in `ftlayer.functions.retry_rules.Decision`.
     """
 
     row: int

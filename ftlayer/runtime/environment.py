@@ -35,7 +35,7 @@ from ftlayer.common.rules.restart import default_restart as default_restart
 from ftlayer.common.rules.telemetry_settings import tracing_of
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import ConfigError, JobStartError
-from ftlayer.functions.failures import Errors
+from ftlayer.functions.retry_rules import Errors
 from ftlayer.monitor.local_board import kept_reports, local_announcer, push_otlp, tell_prometheus
 from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls, vertex_keepers
 from ftlayer.runtime.acker_mode.driver.rules.driver_half import AckerDriver

@@ -18,7 +18,7 @@ from ftlayer.common.rules.circuit import Limit
 from ftlayer.common.rules.restart import check_pauses, pauses_of
 from ftlayer.config import FTStatus, VertexOptions
 from ftlayer.errors import ConfigError, LayerClosedError, UnsupportedError
-from ftlayer.functions.failures import NO_RULES, RetryRules
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.monitor.announcer import JobAnnouncer
 from ftlayer.spark.sessions import is_connect, stream_reader
 from ftlayer.vertex.calls import StreamOptions

@@ -15,7 +15,7 @@ from ftlayer.common.rules.circuit import Limit, limit_of
 from ftlayer.common.rules.restart import BACKOFF
 from ftlayer.config import FTStatus, VertexKeywords, VertexOptions
 from ftlayer.errors import ConfigError
-from ftlayer.functions.failures import Errors, RetryRules, rules_of
+from ftlayer.functions.retry_rules import Errors, RetryRules, rules_of
 from ftlayer.monitor.sources import user_name
 from ftlayer.spark.connection import MAX_ROWS, FTLayerEngine, check_streams, stream_options_of
 from ftlayer.spark.deliveries.ingest_reader import IngestStream, stream_of_ingest

@@ -10,7 +10,7 @@ from ftlayer.common import checks
 from ftlayer.common.rules.circuit import Limit
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.data_sources import from_arrow_schema, to_arrow_schema
-from ftlayer.functions.failures import FailureOptions, RetryRules, rules_of
+from ftlayer.functions.retry_rules import FailureOptions, RetryRules, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Record, result_schema
 from ftlayer.spark.plan import stream_plan
 from ftlayer.spark.stages.task import Repartition, Step, Transform, check_unique

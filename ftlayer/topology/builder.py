@@ -10,7 +10,7 @@ from ftlayer.common.checks import check_instance
 from ftlayer.common.rules.restart import RestartStrategy, check_pauses, check_strategy
 from ftlayer.config import FTStatus
 from ftlayer.errors import ConfigError
-from ftlayer.functions.failures import Errors, rules_of
+from ftlayer.functions.retry_rules import Errors, rules_of
 from ftlayer.topology.checks import check_graph, check_replay
 from ftlayer.topology.connectors import Options, ParseSchema, Schema, open_source
 from ftlayer.topology.ddl import parse_ddl, to_ddl

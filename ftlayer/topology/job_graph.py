@@ -15,8 +15,8 @@ from ftlayer.common.checks import shown
 from ftlayer.errors import ConfigError
 from ftlayer.functions import steps
 from ftlayer.functions.aggregates import KeyedAggregate
-from ftlayer.functions.failures import NO_RULES, RetryRules
 from ftlayer.functions.pickling import needing
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import MAIN
 from ftlayer.functions.windows import IntervalJoin, WindowFunction
 from ftlayer.records.partitioning import (

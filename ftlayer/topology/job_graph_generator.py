@@ -10,7 +10,7 @@ from ftlayer.checkpoint.options import FailurePolicy
 from ftlayer.common.rules.circuit import Limit
 from ftlayer.config import FTStatus
 from ftlayer.errors import InvalidTopologyError, UnsupportedError
-from ftlayer.functions.failures import NO_RULES, RetryRules
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import MAIN
 from ftlayer.records import partitioning
 from ftlayer.topology.checks import check_graph, check_writers

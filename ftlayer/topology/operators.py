@@ -18,7 +18,7 @@ import pyarrow as pa
 from ftlayer.common.checks import check_function
 from ftlayer.common.rules.restart import RestartStrategy, default_restart
 from ftlayer.functions.aggregates import KeyedAggregate
-from ftlayer.functions.failures import NO_RULES, RetryRules
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import CoProcess as CoProcess
 from ftlayer.functions.steps import FunctionStep, Process, Reduce, TwoInputStep
 

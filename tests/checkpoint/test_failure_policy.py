@@ -14,7 +14,8 @@ from ftlayer import CheckpointConfig, FailurePolicy, PermanentFailure, RetryLate
 from ftlayer.common.rules.circuit import Limit
 from ftlayer.common.rules.restart import BACKOFF_MS, Retry, next_attempt, pause_ms
 from ftlayer.errors import ConfigError
-from ftlayer.functions.failures import Decision, failure_of
+from ftlayer.functions.failures import failure_of
+from ftlayer.functions.retry_rules import Decision
 from ftlayer.vertex.calls import StreamOptions
 
 

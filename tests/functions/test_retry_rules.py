@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ftlayer.common.failures import PermanentFailure, RetryLater
 from ftlayer.errors import ConfigError
 from ftlayer.functions.chains.segments import Chain
-from ftlayer.functions.failures import NO_RULES, RETRY, Decision, rules_of
+from ftlayer.functions.retry_rules import NO_RULES, RETRY, Decision, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches
 
 V = pa.schema([("v", pa.int64())])

@@ -23,7 +23,7 @@ from ftlayer.errors import (
     JobStartError,
     UnsupportedError,
 )
-from ftlayer.functions.failures import NO_RULES
+from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.runtime.driver import session as spark_checks
 from ftlayer.runtime.driver.job_thread import JobThread
 from ftlayer.runtime.driver.session import (

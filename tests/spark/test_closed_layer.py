@@ -11,7 +11,7 @@ from pyspark.sql.types import LongType, StructType
 
 from ftlayer.config import FTStatus
 from ftlayer.errors import FTLayerError, LayerClosedError, VertexUnavailableError
-from ftlayer.functions.failures import NO_RULES
+from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.spark.connection import FTLayerEngine
 from ftlayer.spark.deliveries.ingest_reader import IngestStream
 from ftlayer.spark.facade import FTLayer

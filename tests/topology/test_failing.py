@@ -10,7 +10,7 @@ from ftlayer import FailurePolicy
 from ftlayer.checkpoint.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.common.rules.circuit import Limit
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnsupportedError
-from ftlayer.functions.failures import RetryRules, rules_of
+from ftlayer.functions.retry_rules import RetryRules, rules_of
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.explain import explain
 from ftlayer.topology.job_graph import LETTERS, JobGraph, rules_of_operator

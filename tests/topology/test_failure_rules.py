@@ -13,7 +13,7 @@ from ftlayer.checkpoint.options import FailurePolicy
 from ftlayer.common.rules.circuit import Limit
 from ftlayer.common.rules.restart import FixedDelay
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnsupportedError
-from ftlayer.functions.failures import rules_of
+from ftlayer.functions.retry_rules import rules_of
 from ftlayer.functions.steps import CoProcess, MapAsync
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.job_graph import JobGraph, JobVertex, rules_of_operator

@@ -60,7 +60,7 @@ class Retrying(Protocol):
 
 
 class Ended(Protocol):
-    """How an attempt ended, as `ftlayer.functions.failures.Decision` says it."""
+    """How an attempt ended, as `ftlayer.functions.retry_rules.Decision` says it."""
 
     @property
     def fatal(self) -> bool:

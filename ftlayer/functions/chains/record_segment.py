@@ -13,8 +13,9 @@ import pyarrow as pa
 from ftlayer.errors import StateSerializationError
 from ftlayer.functions import conversion
 from ftlayer.functions.chains import fused
-from ftlayer.functions.failures import I64, NO_RULES, SegmentOutcome, SideOutput, failure_of, raise_signalled
+from ftlayer.functions.failures import I64, SegmentOutcome, SideOutput, failure_of, raise_signalled
 from ftlayer.functions.keyed import NAN, convert, misfit_of
+from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.functions.steps import Filter, FlatMap
 from ftlayer.functions.undo import LateFailure, UndoLog, UndoValues, finds_as_dict, logged_lookup
 from ftlayer.records.failures import RowFailure

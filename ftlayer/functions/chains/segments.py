@@ -26,7 +26,6 @@ from ftlayer.functions.conversion import DICTS
 from ftlayer.functions.current import UNTRACKED, Known, current_tries, for_calls, running
 from ftlayer.functions.failures import (
     I64,
-    RetryRules,
     SegmentOutcome,
     SideOutput,
     failed_rows,
@@ -35,6 +34,7 @@ from ftlayer.functions.failures import (
     without_rows,
 )
 from ftlayer.functions.keyed import convert, misfit_of
+from ftlayer.functions.retry_rules import RetryRules
 from ftlayer.functions.steps import FunctionStep, MapAsync, MapBatches, RecordStep
 from ftlayer.functions.token_bucket import TokenBucket
 from ftlayer.functions.undo import UndoLog

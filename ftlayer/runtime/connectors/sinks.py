@@ -14,7 +14,8 @@ from ftlayer.common.checks import check_ran
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError
 from ftlayer.functions.conversion import concat
-from ftlayer.functions.failures import NO_RULES, RetryRules, raise_signalled
+from ftlayer.functions.failures import raise_signalled
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.writing import call_commit, call_write, settle
 from ftlayer.records.failures import RowFailure
 from ftlayer.runtime.connectors.committing_sink import (

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 
 from ftlayer.errors import InvalidTopologyError, ProtocolError
 from ftlayer.functions.conversion import schema_text
-from ftlayer.functions.failures import NO_RULES, RetryRules, failure_of
+from ftlayer.functions.failures import failure_of
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.records import partitioning
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import I32Array, I64Array, U64Array

@@ -17,7 +17,8 @@ from ftlayer.common.printable import text_of
 from ftlayer.common.rules.restart import is_of_no_row, lasting
 from ftlayer.errors import ConfigError, FTLayerError, QueryError, UnsupportedError, error_for_code
 from ftlayer.functions.chains.segments import ROW_TAG
-from ftlayer.functions.failures import NO_RULES, RetryRules, failure_of, this_process
+from ftlayer.functions.failures import failure_of, this_process
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.writing import call_commit, call_write, check_writer, settle
 from ftlayer.records.failures import RowFailure
 from ftlayer.spark.stages.task import task_place

@@ -12,9 +12,9 @@ from ftlayer.common.checks import check_function, check_ran, check_unlike
 from ftlayer.common.rules.circuit import Limit
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnhashableKeyError, UnsupportedError
 from ftlayer.functions.chains.segments import ROW_TAG, Chain
-from ftlayer.functions.failures import NO_RULES, RetryRules
 from ftlayer.functions.pickling import WAY_OUT as WAY_OUT_OF_PICKLING
 from ftlayer.functions.pickling import pickling_fault
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import FunctionStep
 from ftlayer.spark.batch.sinks import BatchFunctionSink, BatchSink, BatchWriterSink, EmitSink, stream_writer
 from ftlayer.spark.circuits import WHOLE_QUERY

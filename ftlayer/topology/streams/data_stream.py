@@ -16,7 +16,7 @@ from ftlayer.checkpoint.dead_letters.letter import LETTER_SCHEMA
 from ftlayer.checkpoint.options import OnFailure
 from ftlayer.common import checks
 from ftlayer.errors import ConfigError, InvalidTopologyError
-from ftlayer.functions.failures import FailureOptions, RetryRules, rules_of
+from ftlayer.functions.retry_rules import FailureOptions, RetryRules, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Process, result_schema
 from ftlayer.records import partitioning
 from ftlayer.records.traced import KeySelector

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stage_chains import BOTH, V, first_failures, ints, rows_out, run_chain
 
-from ftlayer.functions.failures import NO_RULES, RetryRules
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches
 
 # ---------------------------------------------------------------- what functions return

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ftlayer.functions.chains.fused import PreparedStep
 from ftlayer.functions.chains.record_segment import RecordSegment
 from ftlayer.functions.conversion import DICTS
-from ftlayer.functions.failures import RetryRules
+from ftlayer.functions.retry_rules import RetryRules
 from ftlayer.functions.steps import Filter, FlatMap, Map
 
 IN = pa.schema(
