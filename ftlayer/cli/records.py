@@ -35,7 +35,9 @@ LONGEST_PAYLOAD = 200
 def _read_where(text: str) -> str:
     """Refuse what is no filter before anything is asked."""
     if text:
-        parsed_where(text)
+        from ftlayer.monitor.rules.where import parse_where
+
+        parse_where(text)
     return text
 
 

@@ -74,7 +74,7 @@ def printable_json(value: object) -> str:
     return "".join(json.dumps(char)[1:-1] if _is_obeyed(char) else char for char in text)
 
 
-class NewLetters:
+class LetterWarnings:
     """When a log says that records have become dead letters: at the first one, and then once a minute at most."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from ftlayer.cli.records import FoundRecords, print_record
 from ftlayer.cli.tables import print_records
 from ftlayer.common.printable import (
     LONGEST_ANSWER_BYTES,
-    NewLetters,
+    LetterWarnings,
     printable,
     printable_json,
     printing_console,
@@ -106,7 +106,7 @@ def test_json_stays_json_and_nothing_is_left_that_a_terminal_obeys(text: str) ->
 
 
 def test_new_dead_letters_are_told_of_at_once_and_then_once_a_minute() -> None:
-    letters = NewLetters()
+    letters = LetterWarnings()
     assert letters.take(0, now_ms=5) == ""
     assert letters.take(1_200, now_ms=10).startswith("1,200 new dead letters: ftlayer dead list")
     assert letters.take(1_201, now_ms=60_009) == ""

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, assert_never
 
 from ftlayer.checkpoint.storage.loading import JobResult
 from ftlayer.common.clock import mono_ms
-from ftlayer.common.printable import NewLetters, letters_text
+from ftlayer.common.printable import LetterWarnings, letters_text
 from ftlayer.common.rules.histogram import LATENCY_BOUNDS, Exemplar
 from ftlayer.common.rules.restart import RestartStrategy
 from ftlayer.config import TopologyOptions
@@ -72,7 +72,7 @@ class JobReport:
         self._exemplars: dict[str, Exemplar] = {}
         self._is_over = False
         self._last_status: StreamStatus | None = None
-        self._letters = NewLetters()
+        self._letters = LetterWarnings()
         self._before = mode.vertex_status()
         if self._before is not None:
             self._meter.update_vertex(self._before, mono_ms())

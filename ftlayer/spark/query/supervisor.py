@@ -23,7 +23,7 @@ from pyspark.errors import StreamingQueryException
 
 from ftlayer.checkpoint.dead_letters.reader import FORMAT
 from ftlayer.common.checks import Duration, UserFacing, duration_ms, wait_seconds
-from ftlayer.common.printable import NewLetters, html_table, letters_text, shortened
+from ftlayer.common.printable import LetterWarnings, html_table, letters_text, shortened
 from ftlayer.common.rules.circuit import CircuitState, CircuitStatus
 from ftlayer.common.rules.restart import (
     RestartStrategy,
@@ -136,7 +136,7 @@ class QuerySupervisor:
         self.incidents: tuple[Incident, ...] = ()
         self._restart = ""  # which one it is; of what runs, ""
         self._records_done = self._records_dead = 0
-        self._letters = NewLetters()
+        self._letters = LetterWarnings()
         self._has_succeeded = self._repeats = False
         self._first = self._begin()
         self._happened("state", "started")
