@@ -49,8 +49,8 @@ from ftlayer.runtime.slot.rules.load import BusyTimes
 from ftlayer.runtime.slot.rules.mode import OpenRules, UntrackedSlot
 from ftlayer.runtime.slot.sources import Signal, Sources
 from ftlayer.runtime.task.actions import SourceRows, TakenRows
+from ftlayer.runtime.task.chain_plan import TaskMode
 from ftlayer.runtime.task.contract import NO_SUSPECTS
-from ftlayer.runtime.task.mode import TaskMode
 from ftlayer.runtime.task.untracked import UntrackedTaskMode
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions

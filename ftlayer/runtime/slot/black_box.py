@@ -151,7 +151,6 @@ class BlackBox:
         _IN_HAND.pack_into(self._page, _NOTE_AT, 0)
 
     def close(self) -> None:
-        """The instance has come to its end in a way that is known: remove the file."""
         self._last_words.close()
         self._path.unlink(missing_ok=True)
         self._page.close()
@@ -276,7 +275,6 @@ class SlotBox:
     """
 
     def __init__(self, slot: SlotContext, directory: str | None, chains: Sequence[str]) -> None:
-        """``directory`` as for `box_directory`."""
         self.chains = tuple(chains)
         self.notes: RecordNotes = NO_NOTES
         self._slot = slot

@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import msgpack
 import pyarrow as pa
 from pyarrow import flight
 
-from ftlayer.errors import FTLayerError, PeerRefusedError
+from ftlayer.errors import CodecError, FTLayerError, PeerRefusedError
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.channel_frames import roots_in
 from ftlayer.runtime.protocol.messages import Deploy, Peer, PeersUp
-from ftlayer.runtime.slot.roster import Roster, StreamHeader
 from ftlayer.runtime.slot.rules.events import CreditCame, Event, FrameCame, LinkBroke
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.transport.address import Address
@@ -30,9 +30,111 @@ from ftlayer.transport.flight_connection import (
     flight_error,
     frames_of,
 )
+from ftlayer.transport.frames import unpack
 from ftlayer.transport.unix_connection import UnixConnection, UnixListener, UnixStream
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamHeader:
+    """What a sender says when it opens its stream: of which job, from which instance, to which, and when.
+
+    ``epoch`` is the latest that the sender has heard of.
+    """
+
+    job: str
+    sender: int
+    instance: str
+    receiver: str
+    epoch: int
+
+    def pack(self) -> bytes:
+        packed: bytes = msgpack.packb([self.job, self.sender, self.instance, self.receiver, self.epoch])
+        return packed
+
+    @classmethod
+    def unpack(cls, data: bytes) -> StreamHeader:
+        try:
+            fields = unpack(data)
+        except ValueError as error:
+            raise CodecError(f"a stream's header is not readable ({error})") from None
+        kinds = (str, int, str, str, int)
+        if not isinstance(fields, list) or tuple(map(type, fields)) != kinds:
+            raise CodecError("a stream's header has not the fields job, sender, instance, receiver, epoch")
+        return cls(*fields)
+
+
+class Roster:
+    def __init__(self, job: str, instance: str) -> None:
+        self._job, self._instance = job, instance
+        self._changed = threading.Condition()  # guards what follows
+        self._deployed_in: int | None = None
+        self._current: dict[int, str] = {}
+        self._dropped: set[str] = set()
+        self._closed = False
+        self.epoch = 0
+
+    def deploy(self, epoch: int, peers: Iterable[Peer]) -> None:
+        with self._changed:
+            self._deployed_in = epoch
+        self.up(epoch, peers)
+
+    def up(self, epoch: int, peers: Iterable[Peer]) -> None:
+        with self._changed:
+            self.epoch = max(self.epoch, epoch)
+            for peer in peers:
+                self._drop(peer.slot, unless=peer.instance)
+                self._current[peer.slot] = peer.instance
+            self._changed.notify_all()
+
+    def drop(self, epoch: int, slots: Iterable[int]) -> None:
+        with self._changed:
+            self.epoch = max(self.epoch, epoch)
+            for slot in slots:
+                self._drop(slot)
+            self._changed.notify_all()
+
+    def is_current(self, slot: int, instance: str) -> bool:
+        return self._current.get(slot) == instance
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def admit(self, header: StreamHeader, timeout_s: float) -> None:
+        """Return when the sender counts; waits for one of whom the coordinator has told only the others yet.
+
+        Raises:
+            PeerRefusedError: another job, another receiver, an instance that was dropped or that is older than
+                this one, or it was not announced in time.
+        """
+        if (header.job, header.receiver) != (self._job, self._instance):
+            raise PeerRefusedError("the stream is for another job, or for an earlier instance of this slot")
+        with self._changed:
+            self._changed.wait_for(lambda: self.verdict(header) is not None, timeout_s)
+            if not self.verdict(header):
+                raise PeerRefusedError(
+                    f"instance {header.instance} of slot {header.sender} does not count: it was replaced, or "
+                    "the coordinator has not told of it"
+                )
+
+    def verdict(self, header: StreamHeader) -> bool | None:
+        if self._closed or header.instance in self._dropped:
+            return False
+        if self._current.get(header.sender) == header.instance:
+            return True
+        # An instance that was lost before this one was deployed opened its stream in an earlier epoch.
+        if self._deployed_in is not None and header.epoch < self._deployed_in:
+            return False
+        return None
+
+    def _drop(self, slot: int, unless: str = "") -> None:
+        instance = self._current.get(slot)
+        if instance is not None and instance != unless:
+            del self._current[slot]
+            self._dropped.add(instance)
 
 
 # Where a slot takes elements of the others: a Unix socket for those of its machine, an Arrow Flight server for all.
@@ -82,7 +184,6 @@ class Senders:
             credits.join()
 
     def grant(self, slot: int, grants: bytes) -> None:
-        """Send credit back to the slot whose stream is open; never waits. Lost if there is none."""
         with self._lock:
             found = self._open.get(slot)
         if found is not None:
@@ -194,7 +295,6 @@ class NearestConnection:
     """
 
     def __init__(self, peer: Peer, endpoint: Endpoint, command: bytes) -> None:
-        """``endpoint`` is that of the peer's Flight server; both servers are shown its token."""
         self._slot = peer.slot
         self._unix = UnixConnection(peer.socket, endpoint.token, command) if peer.socket else None
         self._flight = FlightConnection(endpoint, command)
@@ -255,7 +355,6 @@ class PeerLink:
     def __init__(
         self, peer: Peer, endpoint: Endpoint, header: StreamHeader, post: Callable[[Event], None]
     ) -> None:
-        """``endpoint`` is the peer's but for the address; connects in a thread of its own."""
         self.peer = peer
         self._post = post
         self._reached = False
@@ -312,7 +411,6 @@ class SlotLinks:
         receivers: Iterable[int],
         post: Callable[[Event], None],
     ) -> None:
-        """``endpoint`` is a peer's but for the address; ``receivers`` are the slots to be sent to."""
         self._job, self._slot, self._instance = job, slot, instance
         self._endpoint = endpoint
         self._server = server
@@ -353,7 +451,6 @@ class SlotLinks:
         self._server.grant(slot, grants)
 
     def address_of(self, slot: int) -> str:
-        """Return where a slot was to be reached, "" if unknown."""
         link = self._links.get(slot)
         return "" if link is None else link.peer.address
 

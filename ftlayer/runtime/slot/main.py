@@ -41,16 +41,15 @@ from ftlayer.runtime.connectors.readers import SourceReader, open_reader
 from ftlayer.runtime.pandas_later import leave_pandas_to_others
 from ftlayer.runtime.protocol import messages
 from ftlayer.runtime.protocol.channel_frames import PROTOCOL, decode_to_slot, encode, is_barrier, roots_in
-from ftlayer.runtime.slot.links import ChannelServer, SlotLinks, receivers_of
+from ftlayer.runtime.slot.links import ChannelServer, Roster, SlotLinks, receivers_of
 from ftlayer.runtime.slot.pulse import Pulse
-from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.rules import events
 from ftlayer.runtime.slot.rules.core import SlotCore, SlotEvent
 from ftlayer.runtime.slot.rules.mode import Order, RunTracer, SlotContext
 from ftlayer.runtime.slot.sources import Reopening, Signal, Sources
 from ftlayer.runtime.task.build import build_task
+from ftlayer.runtime.task.chain_plan import TaskMode
 from ftlayer.runtime.task.contract import UNKNOWN_RECORD, RecordNotes, Task, TaskKey
-from ftlayer.runtime.task.mode import TaskMode
 from ftlayer.topology.job_graph import JobGraph, placed
 from ftlayer.topology.operators import Source
 from ftlayer.transport.address import Address, parse_address
@@ -272,7 +271,6 @@ class SlotLoop:
         self._do(event, system_now())
 
     def _do(self, event: SlotEvent, now: Now) -> None:
-        """Tell the rules of an event, and carry out what they want, with all that comes of it."""
         instructions = self._core.handle(event, now)
         if not instructions:
             return
@@ -426,7 +424,6 @@ class SlotLoop:
 
 
 def bears_barrier(event: events.Event) -> bool:
-    """Return whether an event is a barrier from another slot, or has sources send some."""
     if isinstance(event, events.FrameCame):
         return is_barrier(event.data)
     return isinstance(event, events.CoordinatorSaid) and isinstance(event.message, messages.TriggerCheckpoint)
@@ -501,7 +498,6 @@ def run_slot(order: Order) -> None:
 
 
 def _run_instance(slot: _Slot) -> bool:
-    """Run one instance of a slot; whether another one is to follow in this process."""
     try:
         return slot.run()
     except BaseException as error:  # noqa: BLE001 - told to the coordinator, who judges it
@@ -539,7 +535,6 @@ class _Slot:
         self._loop_thread = 0
 
     def run(self) -> bool:
-        """Register, wait to be deployed, and run the tasks; return whether to begin again."""
         order = self._order
         # First: what fails from here on has to be told.
         self._loop_thread = threading.get_ident()
@@ -644,7 +639,6 @@ class _Slot:
         return self._server
 
     def _wait_for_deploy(self) -> messages.Deploy | None:
-        """Return the coordinator's plan; None if the slot is to end before it begins."""
         while True:
             event = self._mailbox.take()
             match event:
@@ -760,7 +754,6 @@ class _Slot:
 
 
 def build_tasks(graph: JobGraph, slot: int, mode: TaskMode) -> dict[TaskKey, Task]:
-    """Make all tasks of a slot; raises what `build_task` raises."""
     return {(uid, subtask): build_task(graph, uid, subtask, mode) for uid, subtask in graph.subtasks_in(slot)}
 
 

@@ -210,7 +210,6 @@ def _record_of(working: Working) -> str:
 
 
 def _row_of(working: Working) -> int | None:
-    """Return the row of its batch that a function works on; None if that is unknown, or it is the whole batch."""
     row: int | None = getattr(working.task, "row", None)
     return row
 

@@ -133,7 +133,6 @@ class Sources:
     """
 
     def __init__(self, core: SlotCore, report: Callable[[SplitDone | SourceFailed], None]) -> None:
-        """``report`` sends to the coordinator."""
         self._core = core
         self._report = report
         self._running: dict[TaskKey, _Running] = {}
@@ -161,7 +160,6 @@ class Sources:
             running.reader.start()
 
     def assign(self, splits: AssignSplits) -> None:
-        """Let a reader read these splits; KeyError if it is none of this slot's."""
         running = self._running[splits.source, splits.subtask]
         running.assign(splits)
         running.signal.is_set = True

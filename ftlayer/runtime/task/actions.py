@@ -200,8 +200,6 @@ class PersistRoots:
 
 @fast_dataclass
 class CallRanges:
-    """Call the vertex about ranges; `RangesAnswered` with this number follows, or `RangesLost`."""
-
     number: int
     call: calls.TakeOver | calls.AskRanges | calls.StoreRows
 

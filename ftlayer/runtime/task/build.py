@@ -21,24 +21,12 @@ from ftlayer.records.keyhash import key_column, spark_hash
 from ftlayer.records.partitioning import Forward
 from ftlayer.runtime.handler import Handler
 from ftlayer.runtime.protocol import elements
+from ftlayer.runtime.task import actions as task_actions
 from ftlayer.runtime.task import join_buffer
-from ftlayer.runtime.task.actions import (
-    Action,
-    ChannelReset,
-    ElementCame,
-    RowsPersisted,
-    Send,
-    TaskEnded,
-    TaskEvent,
-    TaskStart,
-    TimeCame,
-    refused,
-)
-from ftlayer.runtime.task.chain_plan import ChainPlan
+from ftlayer.runtime.task.chain_plan import ChainPlan, TaskMode
 from ftlayer.runtime.task.contract import BoolArray, Task, known_of, replayed
 from ftlayer.runtime.task.emitter import Emitter, reports
 from ftlayer.runtime.task.event_time import Alarm, StatusWatermarkValve
-from ftlayer.runtime.task.mode import TaskMode
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import Join, Replay, Source
 from ftlayer.vertex.calls import StreamOptions
@@ -347,30 +335,29 @@ class JoinTask:
 
     @property
     def watermark_ms(self) -> int:
-        """The event time that the join has come to. Any thread may look."""
         return self._gate.time_ms
 
-    def handle(self, event: TaskEvent, now: Now) -> list[Action]:
+    def handle(self, event: task_actions.TaskEvent, now: Now) -> list[task_actions.Action]:
         if self._ended:
             return []
         match event:
-            case ElementCame(channel, element):
+            case task_actions.ElementCame(channel, element):
                 if isinstance(element, elements.Batch):
                     return self._take(self._input[channel.edge], element, now)
                 if isinstance(element, elements.LatencyMarker):
                     return [*self._emitter.marker(element)]
                 self._gate.mark(channel, element)
                 return self._gate_moved(now)
-            case TimeCame():
+            case task_actions.TimeCame():
                 self._alarm.rung()
                 return [*self._evict(now), *self._wake()]
-            case TaskStart():
+            case task_actions.TaskStart():
                 return self._gate_moved(now)
-            case ChannelReset(channel):
+            case task_actions.ChannelReset(channel):
                 self._gate.reset(channel)
                 return self._gate_moved(now)
             case _:
-                raise refused(self.uid, event)
+                raise task_actions.refused(self.uid, event)
 
     def held_roots(self) -> U64Array:
         runs = [run for buffer in self._buffers for run in buffer.runs]
@@ -378,7 +365,6 @@ class JoinTask:
 
     @property
     def progress(self) -> int:
-        """A number that changes with every pair. Any thread may look."""
         return self._calls.begun
 
     @property
@@ -393,8 +379,8 @@ class JoinTask:
 
     # ------------------------------------------------------------ event time
 
-    def _gate_moved(self, now: Now) -> list[Action]:
-        actions: list[Action] = []
+    def _gate_moved(self, now: Now) -> list[task_actions.Action]:
+        actions: list[task_actions.Action] = []
         while (mark := self._gate.news()) is not None:
             if isinstance(mark, elements.Watermark):
                 actions.extend(self._evict(now))
@@ -403,7 +389,7 @@ class JoinTask:
             actions.extend(self._finish())
         return actions
 
-    def _evict(self, now: Now) -> list[Action]:
+    def _evict(self, now: Now) -> list[task_actions.Action]:
         for buffer, past in zip(self._buffers, self._past, strict=True):
             for run, rows in buffer.expire(self._gate.time_ms, now.mono_ms):
                 self._settle(run, rows)
@@ -413,7 +399,7 @@ class JoinTask:
             past.forget(now.mono_ms)
         return reports(self._handler.xor)
 
-    def _finish(self) -> list[Action]:
+    def _finish(self) -> list[task_actions.Action]:
         self._ended = True
         for buffer in self._buffers:
             for run in buffer.runs:
@@ -421,19 +407,23 @@ class JoinTask:
             buffer.clear()
         for past in self._past:
             past.buffer.clear()
-        return [*reports(self._handler.xor), *self._emitter.mark(elements.EndOfStream()), TaskEnded()]
+        return [
+            *reports(self._handler.xor),
+            *self._emitter.mark(elements.EndOfStream()),
+            task_actions.TaskEnded(),
+        ]
 
     def _settle(self, run: join_buffer.Run, rows: I64) -> None:
         if run.rows.owed is not None:
             self._handler.xor.settle(run.rows.lineage, run.rows.owed, rows)
 
-    def _wake(self) -> list[Action]:
+    def _wake(self) -> list[task_actions.Action]:
         holds = [hold for buffer in self._buffers if (hold := buffer.next_hold()) is not None]
         return self._alarm.set(min(holds, default=None))
 
     # ------------------------------------------------------------ records
 
-    def _take(self, side: int, batch: elements.Batch, now: Now) -> list[Action]:
+    def _take(self, side: int, batch: elements.Batch, now: Now) -> list[task_actions.Action]:
         lineage, times = batch.lineage, batch.times
         if times is None:
             return self._refuse(batch)
@@ -449,7 +439,7 @@ class JoinTask:
         owed = None if lineage is None else np.zeros(len(lineage.roots), np.uint64)
         rows = join_buffer.JoinRows(batch.payload, spark_hash(columns), times, last, None, lineage, owed)
         failures: dict[int, RowFailure] = {}
-        actions: list[Action] = []
+        actions: list[task_actions.Action] = []
         for met in self._buffers[1 - side].matches(rows.hashes, first, last, PAIRS_AT_A_TIME):
             actions.extend(self._join(side, rows, columns, met, failures))
         if replays:
@@ -466,7 +456,7 @@ class JoinTask:
         actions.extend(reports(self._handler.xor))
         return [*actions, *self._wake()] if replays else actions
 
-    def _refuse(self, batch: elements.Batch) -> list[Action]:
+    def _refuse(self, batch: elements.Batch) -> list[task_actions.Action]:
         reason = (
             "the record has no event time, and a join goes by it; put assign_watermarks before the join, "
             "behind every operator with timers"
@@ -492,7 +482,7 @@ class JoinTask:
         failures: dict[int, RowFailure],
         *,
         past: bool = False,
-    ) -> list[Action]:
+    ) -> list[task_actions.Action]:
         """Call the function for the pairs of ``rows`` with rows of the other side's runs, and emit the results.
 
         Those of the ``past`` were acknowledged: they owe nothing more, and cannot fail with a pair.
@@ -563,7 +553,6 @@ class JoinTask:
         again: BoolArray | None,
         now: Now,
     ) -> None:
-        """Buffer the rows that may still be matched, and acknowledge the others that are ``alive``."""
         waits = ~join_buffer.is_past(rows.keep_until, self._gate.time_ms)
         if again is not None:
             waits |= again
@@ -617,7 +606,7 @@ _NO_REPLAYS: BoolArray = np.zeros(0, np.bool_)
 class LinkedTask:
     """`Task` of two of them: a join, or a source where nothing is tracked, and what is chained to it.
 
-    Tickets are the second one's: the first one persists nothing.
+    Tickets are the second one's: the first one persists nothing. Any thread may look at the properties.
     """
 
     def __init__(self, first: Task, link: Channel, second: Task) -> None:
@@ -627,15 +616,15 @@ class LinkedTask:
         self._link = link
         self._second = second
 
-    def handle(self, event: TaskEvent, now: Now) -> list[Action]:
+    def handle(self, event: task_actions.TaskEvent, now: Now) -> list[task_actions.Action]:
         match event:
-            case TaskStart():
+            case task_actions.TaskStart():
                 actions = self._second.handle(event, now)
                 return [*actions, *self._pass_on(self._first.handle(event, now), now)]
-            case TimeCame():
+            case task_actions.TimeCame():
                 actions = self._pass_on(self._first.handle(event, now), now)
                 return [*actions, *self._second.handle(event, now)]
-            case RowsPersisted():
+            case task_actions.RowsPersisted():
                 return self._second.handle(event, now)
             case _:
                 return self._pass_on(self._first.handle(event, now), now)
@@ -645,36 +634,31 @@ class LinkedTask:
 
     @property
     def progress(self) -> int:
-        """A number that changes with every record, or pair, that one of the two has done. Any thread may look."""
         return sum(getattr(task, "progress", 0) for task in (self._first, self._second))
 
     @property
     def watermark_ms(self) -> int:
-        """The event time that the second one has come to. Any thread may look."""
         return getattr(self._second, "watermark_ms", elements.MIN_TIME_MS)
 
     @property
     def late(self) -> int:
-        """How many records came too late for either."""
         return sum(getattr(task, "late", 0) for task in (self._first, self._second))
 
     @property
     def latencies(self) -> Mapping[str, Histogram]:
-        """By source: how old records are at the second one's sink, if there is one. Any thread may look."""
         return getattr(self._second, "latencies", {})
 
     @property
     def row(self) -> int | None:
-        """The row of its batch that the first one works on, None if there is none or it is unknown. For any thread."""
         return getattr(self._first, "row", None)
 
-    def _pass_on(self, actions: list[Action], now: Now) -> list[Action]:
+    def _pass_on(self, actions: list[task_actions.Action], now: Now) -> list[task_actions.Action]:
         """Carry out what concerns the link, and return the rest. The end is the second one's to tell."""
-        rest: list[Action] = []
+        rest: list[task_actions.Action] = []
         for action in actions:
-            if isinstance(action, Send) and action.channel == self._link:
-                rest.extend(self._second.handle(ElementCame(self._link, action.element), now))
-            elif not isinstance(action, TaskEnded):
+            if isinstance(action, task_actions.Send) and action.channel == self._link:
+                rest.extend(self._second.handle(task_actions.ElementCame(self._link, action.element), now))
+            elif not isinstance(action, task_actions.TaskEnded):
                 rest.append(action)
         return rest
 

@@ -1,9 +1,10 @@
-"""A chain of functions that one subtask is to run, before there is a task for it."""
+"""A chain of functions that one subtask is to run, before there is a task for it, and what a mode makes of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -11,9 +12,8 @@ from ftlayer.functions.chains.firing import ChainOperator, Interrupted, never
 from ftlayer.functions.keyed import Backend
 from ftlayer.functions.undo import UndoLog
 from ftlayer.runtime.handler import Handler
-from ftlayer.runtime.task.chain_rows import ChainRows, WholeBatches
-from ftlayer.runtime.task.chain_task import ChainTask
-from ftlayer.runtime.task.contract import ChainCompanion
+from ftlayer.runtime.task.chain_task import ChainRows, ChainTask, WholeBatches
+from ftlayer.runtime.task.contract import ChainCompanion, ReplayTask, SinkBody, Task
 from ftlayer.runtime.task.emitter import Emitter
 from ftlayer.runtime.task.event_time import StatusWatermarkValve, TimedInputs
 from ftlayer.runtime.task.iteration import HeadTask, LoopGate
@@ -72,7 +72,6 @@ class ChainPlan:
 
     @property
     def timed(self) -> TimedInputs:
-        """Its channels, save those of replays and feedback."""
         heads = {edge.number: self.graph.vertex(edge.source).operators[0] for edge in self.graph.edges}
         edges = [
             edge
@@ -88,7 +87,6 @@ class ChainPlan:
 
     @property
     def sink(self) -> Sink | None:
-        """The sink at its end; None: it has outputs."""
         last = self.vertex.operators[-1]
         return last if isinstance(last, Sink) else None
 
@@ -122,3 +120,26 @@ class ChainPlan:
             return ChainTask(self.uid, self.subtask, edges, gate, pipeline, rows, outlet, companion)
         loop, wait_ms = LoopGate.of(self.graph, self.uid, self.subtask), head.max_wait_ms
         return HeadTask(self.uid, self.subtask, edges, loop, pipeline, rows, outlet, companion, wait_ms)
+
+
+OpenSink = Callable[[Sink, int, int], SinkBody]
+"""``open_sink(sink, subtask, parallelism)`` makes the sink of one subtask ready; `ConfigError` if it cannot."""
+
+
+class TaskMode(Protocol):
+    """The tasks of a mode: `ftlayer.runtime.task.build` says which there are, and a mode what they are like."""
+
+    def check(self, operators: tuple[Operator, ...]) -> None:
+        """Raise `InvalidTopologyError` for a chain that cannot be run in this mode."""
+
+    def handler(self, uid: str) -> Handler:
+        """Make the handler of one subtask of a chain."""
+
+    def source(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> Task:
+        """Make a subtask of the chain of a `Source`, which has no other operator."""
+
+    def replay(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> ReplayTask:
+        """Make a subtask of the chain of a `Replay`; `InvalidTopologyError` where nothing is replayed."""
+
+    def chain(self, plan: ChainPlan) -> Task:
+        """Make a subtask of a chain of functions, and open its sink and its state."""

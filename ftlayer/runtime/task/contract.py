@@ -35,7 +35,6 @@ class ChainCompanion:
         return []
 
     def loop_ended(self) -> list[Action]:
-        """Return what is to be told of the end of the loop that the chain is the head of."""
         return []
 
     def data_ended(self) -> list[Action]:

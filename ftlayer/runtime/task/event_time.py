@@ -141,7 +141,6 @@ class CombinedWatermark(Generic[K]):
             heappush(self._listed, (claim.time_ms, next(self._numbers), claim))
 
     def _lowest(self) -> int:
-        """Return the lowest time of the active claims, of which there are some."""
         while True:
             time_ms, number, claim = self._listed[0]
             if claim.over or claim.idle:
@@ -235,7 +234,6 @@ class Alarm:
         self._set_for = None
 
     def set(self, due_ms: int | None) -> list[Action]:
-        """Ask to be called at ``due_ms`` (None: nothing is due)."""
         if due_ms is None or (self._set_for is not None and self._set_for <= due_ms):
             return []
         self._set_for = due_ms
@@ -434,7 +432,6 @@ class WatermarkGenerator:
             self._combined.end(part)
 
     def mark(self, mono_ms: int) -> elements.Watermark | elements.Idle | None:
-        """Return what is to be said now, once; None: nothing."""
         if self._idle_ms is not None and mono_ms >= self._due_ms and self.time_ms != elements.MAX_TIME_MS:
             self._find_idle(mono_ms, self._idle_ms)
         return self._combined.news()

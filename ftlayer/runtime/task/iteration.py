@@ -14,8 +14,7 @@ from ftlayer.common.clock import Now
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element
 from ftlayer.runtime.protocol.messages import LoopWaits
 from ftlayer.runtime.task.actions import Action, TaskEvent
-from ftlayer.runtime.task.chain_rows import ChainRows
-from ftlayer.runtime.task.chain_task import ChainTask
+from ftlayer.runtime.task.chain_task import ChainRows, ChainTask
 from ftlayer.runtime.task.contract import ChainCompanion
 from ftlayer.runtime.task.event_time import Alarm, StatusWatermarkValve
 from ftlayer.runtime.task.pipeline import OperatorChain, Outlet

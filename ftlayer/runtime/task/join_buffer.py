@@ -235,7 +235,6 @@ class JoinBuffer:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of the rows, those that are taken out and not tidied up yet included."""
         return sum(run.rows.payload.nbytes for run in self.runs)
 
     def drop_oldest_run(self) -> None:
@@ -246,7 +245,6 @@ class JoinBuffer:
         self.runs = ()
 
     def tidy(self) -> None:
-        """Drop runs without rows, and make those small of which most is gone."""
         if any(run.live < (len(run.rows) + 1) // 2 or not run.live for run in self.runs):
             self.runs = tuple(
                 run if 2 * run.live >= len(run.rows) else run.compacted() for run in self.runs if run.live
@@ -301,7 +299,6 @@ def rows_without_null(columns: Sequence[pa.Array]) -> BoolArray | None:
 
 
 def shifted(times: I64, by_ms: int) -> I64:
-    """Return ``times + by_ms``, kept within the range of times."""
     kept: I64 = (
         np.minimum(times, MAX_TIME_MS - by_ms) if by_ms >= 0 else np.maximum(times, MIN_TIME_MS - by_ms)
     )

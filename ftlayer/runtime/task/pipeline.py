@@ -166,7 +166,6 @@ class OperatorChain:
 
     @property
     def late(self) -> int:
-        """How many records went nowhere, since their windows were over."""
         return sum(stage.chain.late for stage in self.stages)
 
     @property
@@ -371,11 +370,9 @@ class Outlet:
     latencies: SinkLatencies
 
     def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
-        """Take what came of a batch of so many records."""
         raise NotImplementedError
 
     def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[Action]:
-        """Take what timers put out."""
         raise NotImplementedError
 
     def mark(self, mark: Watermark | Idle | EndOfStream) -> list[Action]:
@@ -462,7 +459,6 @@ class ChannelOutlet(Outlet):
         return Routed(outputs, [*passed.failures, *refused.values()])
 
     def send(self, lineage: RecordIds | None, records: int, routed: Routed) -> list[Action]:
-        """Send what came of a batch of so many records, and settle those that have not failed."""
         actions: list[Action] = []
         owed: U64Array | None = None
         sent: list[str] = []

@@ -8,11 +8,10 @@ from ftlayer.records.ids import NO_ROOTS, U64Array
 from ftlayer.runtime.handler import Handler, NonFTHandler
 from ftlayer.runtime.protocol.elements import EndOfStream
 from ftlayer.runtime.task import actions
-from ftlayer.runtime.task.chain_plan import ChainPlan
+from ftlayer.runtime.task.chain_plan import ChainPlan, OpenSink
 from ftlayer.runtime.task.contract import NoCompanion, ReplayTask, Task
 from ftlayer.runtime.task.emitter import Emitter, SourceMarkers
 from ftlayer.runtime.task.event_time import SplitMarks
-from ftlayer.runtime.task.mode import OpenSink
 from ftlayer.runtime.task.pipeline import ChannelOutlet, Outlet, SinkOutlet
 from ftlayer.state.heap import HeapBackend
 from ftlayer.topology.job_graph import JobGraph

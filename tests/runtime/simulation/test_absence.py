@@ -46,9 +46,9 @@ from ftlayer.runtime.driver.rules.slot_record import Crew
 from ftlayer.runtime.handler import FTHandler
 from ftlayer.runtime.protocol.messages import Deploy, FromSlot, Hello, PeersUp
 from ftlayer.runtime.slot import main as loop_module
+from ftlayer.runtime.slot.links import Roster
 from ftlayer.runtime.slot.main import SlotLoop, roots_in_mail
 from ftlayer.runtime.slot.pulse import Pulse
-from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.rules.core import SlotCore
 from ftlayer.runtime.slot.rules.events import (
     CoordinatorSaid,

@@ -15,8 +15,7 @@ from pyarrow import flight
 
 from ftlayer.errors import CodecError, PeerRefusedError
 from ftlayer.runtime.protocol.messages import Peer
-from ftlayer.runtime.slot.links import FLIGHT, UNIX, ChannelServer, PeerLink
-from ftlayer.runtime.slot.roster import Roster, StreamHeader
+from ftlayer.runtime.slot.links import FLIGHT, UNIX, ChannelServer, PeerLink, Roster, StreamHeader
 from ftlayer.runtime.slot.rules.events import CreditCame, Event, FrameCame, LinkBroke
 from ftlayer.transport.address import Address
 from ftlayer.transport.flight_connection import NO_COLUMNS, Endpoint
@@ -318,7 +317,7 @@ import sys
 import time
 from ftlayer.transport.address import Address
 from ftlayer.runtime.protocol.messages import Peer
-from ftlayer.runtime.slot.roster import Roster
+from ftlayer.runtime.slot.links import Roster
 from ftlayer.runtime.slot.links import ChannelServer
 
 roster = Roster("job", "zero")
@@ -403,7 +402,7 @@ from ftlayer.transport.address import Address
 from ftlayer.runtime.protocol.messages import Peer
 from ftlayer.transport.flight_connection import Endpoint
 from ftlayer.runtime.slot.links import PeerLink
-from ftlayer.runtime.slot.roster import Roster, StreamHeader
+from ftlayer.runtime.slot.links import Roster, StreamHeader
 from ftlayer.runtime.slot.links import ChannelServer
 
 roster, token = Roster("job", "zero"), "a-token-of-the-job"

@@ -28,9 +28,9 @@ from ftlayer.runtime.protocol.messages import (
     TriggerCheckpoint,
 )
 from ftlayer.runtime.slot import main as loop
+from ftlayer.runtime.slot.links import Roster
 from ftlayer.runtime.slot.main import SlotLoop, bears_barrier
 from ftlayer.runtime.slot.pulse import Pulse
-from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.rules.events import (
     CoordinatorLost,
     CoordinatorSaid,

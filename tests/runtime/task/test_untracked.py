@@ -19,7 +19,7 @@ from ftlayer.runtime.task.actions import (
     TimeCame,
 )
 from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.mode import TaskMode
+from ftlayer.runtime.task.chain_plan import TaskMode
 from ftlayer.runtime.task.untracked import UntrackedSourceTask, UntrackedTaskMode
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import FunctionSink, IterableSource, Operator, Replay, Sink, Source

@@ -238,10 +238,10 @@ def test_a_query_that_is_not_tracked_is_told_by_sparks_progress(
     supervisor.isActive = False
     told.append(progress(3, 7))
     supervisor.query.lastProgress = told[-1]
-    monkeypatch.setattr("ftlayer.spark.query.writer.how_it_ended", lambda spark: SessionLostError("stopped"))
+    monkeypatch.setattr("ftlayer.spark.sessions.how_it_ended", lambda spark: SessionLostError("stopped"))
     last = telling.details(0, with_plan=False)
     assert (last.final, last.counters["batches"]) == (True, 3)
-    monkeypatch.setattr("ftlayer.spark.query.writer.how_it_ended", lambda spark: None)
+    monkeypatch.setattr("ftlayer.spark.sessions.how_it_ended", lambda spark: None)
     assert telling.details(0, with_plan=False).counters["batches"] == 4
 
 

@@ -85,14 +85,12 @@ class AckBuffer:
         return [event.roots for event in self._events]
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether there are enough of them, or one has waited long enough."""
         return self._count >= CALL_ROOTS or (
             self._since_ms is not None and now_ms - self._since_ms >= MAX_WAIT_MS
         )
 
     @property
     def due_ms(self) -> int | None:
-        """When the first one has waited long enough; None without any."""
         return None if self._since_ms is None else self._since_ms + MAX_WAIT_MS
 
     def take(self) -> actions.Acknowledge:
@@ -106,7 +104,6 @@ class AckBuffer:
 
 
 def _joined_ids(events: list[actions.Acknowledge]) -> EventIds | None:
-    """Return the ids of all events; None unless all of them have ids."""
     parts = [event.ids for event in events if event.ids is not None]
     if len(parts) < len(events):
         return None
@@ -321,7 +318,6 @@ class AckerSlot(mode.SlotMode):
     # ------------------------------------------------------------ time
 
     def on_time(self, now: Now) -> mode.Instructions:
-        """Let replays be asked for where there is room again, and acknowledgements go that are due."""
         return [*self._due_acks(now.mono_ms), *self._asks_with_room()]
 
     def _asks_with_room(self) -> list[TakeReplaysCall]:
@@ -393,7 +389,6 @@ class AckerSlot(mode.SlotMode):
         return not self._acks and not any(self._unaccepted.values()) and self._vertex.is_quiet
 
     def counters(self) -> dict[str, int]:
-        """Return how many records were ``persisted``, ``replayed`` and ``failed``, and how long persisting took."""
         return self._totals | messages.counters_of(messages.PERSIST, self._persist_times.copy())
 
     def exemplars(self) -> dict[str, Exemplar]:
@@ -537,8 +532,6 @@ class AckerSlotFactory:
 
 
 class AckerSlotShell(mode.SlotModeShell):
-    """Of a job whose records the vertex follows."""
-
     def __init__(self, client: VertexClient, slot: mode.SlotContext) -> None:
         self._client = client
         self._slot = slot

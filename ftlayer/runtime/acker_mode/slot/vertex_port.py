@@ -150,7 +150,7 @@ class OpenedStream:
 
 
 class VertexPort:
-    """See the module. All methods but `touch` belong to the loop's thread, and only `open` and `close` wait."""
+    """All methods but `touch` belong to the loop's thread, and only `open` and `close` wait."""
 
     def __init__(
         self,
@@ -254,7 +254,6 @@ class VertexPort:
         self._failer.do(partial(self._call_fail, failures))
 
     def take_replays(self, key: TaskKey, ask: AskReplays) -> None:
-        """Ask for replays; `ReplaysCame` follows, whether there are any or not."""
         self._taker.do(partial(self._call_take, key, ask))
 
     def call_ranges(

@@ -20,25 +20,11 @@ from ftlayer.runtime.acker_mode.task.range_source import RangeSourceTask
 from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
 from ftlayer.runtime.handler import Handler, XorHandler
 from ftlayer.runtime.protocol.elements import EndOfStream, Idle, LatencyMarker, RecordIds, Watermark
+from ftlayer.runtime.task import actions as task_actions
 from ftlayer.runtime.task import contract
-from ftlayer.runtime.task.actions import (
-    Action,
-    FailRoots,
-    PersistRoots,
-    RowsPersisted,
-    Send,
-    SourceOver,
-    SourceRows,
-    TaskEnded,
-    TaskEvent,
-    TaskStart,
-    TimeCame,
-    refused,
-)
-from ftlayer.runtime.task.chain_plan import ChainPlan
+from ftlayer.runtime.task.chain_plan import ChainPlan, OpenSink
 from ftlayer.runtime.task.emitter import Emitter, SinkLatencies, SourceMarkers, failures_of, reports
 from ftlayer.runtime.task.event_time import SplitMarks
-from ftlayer.runtime.task.mode import OpenSink
 from ftlayer.runtime.task.pipeline import ChannelOutlet, Outlet, Passed, Rows, unharmed
 from ftlayer.state.heap import HeapBackend
 from ftlayer.topology.job_graph import JobGraph, has_timers, reads_again
@@ -50,10 +36,9 @@ class AckerCompanion(contract.ChainCompanion):
     rest_ms: int | None = None
 
     def __init__(self, xor: XorHandler) -> None:
-        """``xor`` is the one of the chain's handler."""
         self._xor = xor
 
-    def reports(self) -> list[Action]:
+    def reports(self) -> list[task_actions.Action]:
         """Return failures first, so that no root of theirs is open."""
         return reports(self._xor)
 
@@ -194,7 +179,9 @@ class AckingSinkOutlet(Outlet):
         self._queue = SettleQueue()
         self.latencies = SinkLatencies()
 
-    def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
+    def take(
+        self, lineage: RecordIds | None, records: int, passed: Passed, now: Now
+    ) -> list[task_actions.Action]:
         if lineage is None:
             raise ProtocolError("a record without RecordIds came to a sink that acknowledges")
         xor = self._handler.xor
@@ -216,11 +203,11 @@ class AckingSinkOutlet(Outlet):
         self._settle(settled)
         return []
 
-    def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[Action]:
+    def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[task_actions.Action]:
         """Refuse: results of timers become roots before a sink gets them, and a chain ends there."""
         raise ProtocolError("results of timers came to a sink in their own chain, which acknowledges records")
 
-    def marker(self, marker: LatencyMarker, now: Now) -> list[Action]:
+    def marker(self, marker: LatencyMarker, now: Now) -> list[task_actions.Action]:
         self.latencies.came(marker, now, given=self._queue.given, settled=self._queue.settled)
         return []
 
@@ -279,12 +266,12 @@ class AckingSinkOutlet(Outlet):
 @dataclass(slots=True)
 class _Unsent:
     roots: U64Array
-    sends: list[Send]
+    sends: list[task_actions.Send]
     failures: tuple[Failure, ...]
     accepted: bool = False
 
-    def actions(self) -> list[Action]:
-        return [*self.sends, *([FailRoots(self.failures)] if self.failures else [])]
+    def actions(self) -> list[task_actions.Action]:
+        return [*self.sends, *([task_actions.FailRoots(self.failures)] if self.failures else [])]
 
 
 class PersistingSourceTask:
@@ -304,21 +291,21 @@ class PersistingSourceTask:
         self._held: tuple[U64Array, ...] = ()
         self._ending = False
 
-    def handle(self, event: TaskEvent, now: Now) -> list[Action]:
+    def handle(self, event: task_actions.TaskEvent, now: Now) -> list[task_actions.Action]:
         match event:
-            case SourceRows():
+            case task_actions.SourceRows():
                 return [action for rows in (*event.aside, event) for action in self._persist(rows, now)]
-            case RowsPersisted(ticket):
+            case task_actions.RowsPersisted(ticket):
                 return self._persisted(ticket)
-            case SourceOver():
+            case task_actions.SourceOver():
                 self._ending = True
                 return self._ended()
-            case TaskStart() | TimeCame():
+            case task_actions.TaskStart() | task_actions.TimeCame():
                 return []
             case _:
-                raise refused(self.uid, event)
+                raise task_actions.refused(self.uid, event)
 
-    def _persist(self, rows: SourceRows, now: Now) -> list[Action]:
+    def _persist(self, rows: task_actions.SourceRows, now: Now) -> list[task_actions.Action]:
         persister = self._handler.persister
         n = rows.payload.num_rows
         among = persister.root_range(self._stream, self.subtask, rows.number, rows.first_ordinal, n)
@@ -346,15 +333,15 @@ class PersistingSourceTask:
         sends = [*self._splits.around(rows, emission.sends), *markers]
         self._unsent.append(_Unsent(roots, sends, failures))
         self._publish()
-        return [PersistRoots(self._first_ticket + len(self._unsent) - 1, call)]
+        return [task_actions.PersistRoots(self._first_ticket + len(self._unsent) - 1, call)]
 
-    def _persisted(self, ticket: int) -> list[Action]:
+    def _persisted(self, ticket: int) -> list[task_actions.Action]:
         """Send what is persisted, up to the first rows that are not: answers may come in any order."""
         place = ticket - self._first_ticket
         if not 0 <= place < len(self._unsent) or self._unsent[place].accepted:
             raise ProtocolError(f"source {self.uid!r}: ticket {ticket} was accepted, which is not out")
         self._unsent[place].accepted = True
-        actions: list[Action] = []
+        actions: list[task_actions.Action] = []
         while self._unsent and self._unsent[0].accepted:
             actions += self._unsent.popleft().actions()
             self._first_ticket += 1
@@ -365,10 +352,10 @@ class PersistingSourceTask:
         held = self._held
         return np.concatenate(held) if held else np.zeros(0, np.uint64)
 
-    def _ended(self) -> list[Action]:
+    def _ended(self) -> list[task_actions.Action]:
         if not self._ending or self._unsent:
             return []
-        return [*self._emitter.mark(EndOfStream()), TaskEnded()]
+        return [*self._emitter.mark(EndOfStream()), task_actions.TaskEnded()]
 
     def _publish(self) -> None:
         self._held = tuple(unsent.roots for unsent in self._unsent)
@@ -388,7 +375,6 @@ class TimerRootsOutlet(ChannelOutlet):
     def __init__(
         self, graph: JobGraph, uid: str, operator: str, subtask: int, handler: Handler, emitter: Emitter
     ) -> None:
-        """``operator`` is the uid of what has the timers, at the end of the chain ``uid``."""
         super().__init__(handler, emitter)
         self._graph = graph
         self._uid = operator
@@ -410,14 +396,16 @@ class TimerRootsOutlet(ChannelOutlet):
         held = self._held
         return np.concatenate(held) if held else np.zeros(0, np.uint64)
 
-    def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[Action]:
-        actions: list[Action] = []
+    def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[task_actions.Action]:
+        actions: list[task_actions.Action] = []
         for tag, rows in outputs.items():
             if rows.payload.num_rows:
                 actions.extend(self._persist(tag, rows.payload, rows.times))
         return actions
 
-    def _persist(self, tag: str, payload: pa.RecordBatch, times: I64Array | None) -> list[Action]:
+    def _persist(
+        self, tag: str, payload: pa.RecordBatch, times: I64Array | None
+    ) -> list[task_actions.Action]:
         """Give rows of an output (the side output ``tag``, "" for the main one) roots and have them persisted.
 
         Those of an output without readers are dropped.
@@ -441,9 +429,9 @@ class TimerRootsOutlet(ChannelOutlet):
         self._queue.append(unsent)
         self._out[self._tickets] = unsent
         self._publish()
-        return [PersistRoots(self._tickets, call)]
+        return [task_actions.PersistRoots(self._tickets, call)]
 
-    def mark(self, mark: Mark) -> list[Action]:
+    def mark(self, mark: Mark) -> list[task_actions.Action]:
         """Send a mark behind everything persisted before it, at once if that is nothing."""
         if not self._queue:
             return super().mark(mark)
@@ -452,7 +440,7 @@ class TimerRootsOutlet(ChannelOutlet):
         self._queue.append(mark)
         return []
 
-    def accepted(self, number: int) -> list[Action]:
+    def accepted(self, number: int) -> list[task_actions.Action]:
         """Send what the vertex has persisted, and the marks for which it was the last to wait for.
 
         Raises `ProtocolError` for a ticket that is not out.

@@ -19,24 +19,7 @@ from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.records.ipc import digest_of
 from ftlayer.runtime.handler import Handler
 from ftlayer.runtime.protocol.elements import EndOfStream
-from ftlayer.runtime.task.actions import (
-    Action,
-    CallRanges,
-    FailRoots,
-    PersistRoots,
-    RangesAnswered,
-    RangesLost,
-    RowsPersisted,
-    Send,
-    SourceOver,
-    SourceRows,
-    TaskEnded,
-    TaskEvent,
-    TaskStart,
-    TimeCame,
-    WakeAt,
-    refused,
-)
+from ftlayer.runtime.task import actions as task_actions
 from ftlayer.runtime.task.emitter import Emitter, RootEmission, SourceMarkers, failures_of
 from ftlayer.runtime.task.event_time import SplitMarks
 from ftlayer.topology.job_graph import JobGraph
@@ -48,8 +31,6 @@ UNNAMED = -1
 
 @dataclass(slots=True)
 class BufferedRange:
-    """A range with its rows. ``key_hashes`` None: they are not known (yet), or there are none."""
-
     facts: calls.RowRange
     payload: pa.RecordBatch
     key_hashes: I32Array | None = None
@@ -118,7 +99,7 @@ class ReplayBuffer:
             self._begin_range()
         return beyond
 
-    def take(self, rows: SourceRows) -> SourceRows | None:
+    def take(self, rows: task_actions.SourceRows) -> task_actions.SourceRows | None:
         """Keep rows that are read again; return those that are new, None if there are none.
 
         Raises `SourceChangedError` if these are other rows than were read at the same place before.
@@ -154,7 +135,6 @@ class ReplayBuffer:
             del self._by_segment[self._ranges.popleft().segment]
 
     def check_ended(self) -> None:
-        """Raise `SourceChangedError` if the source has ended before all was read again."""
         if self.rereading:
             facts = self.rereading[0].range
             at = f" at {self._read_to[1]}" if self._read_to[0] == facts.number else ""
@@ -165,7 +145,7 @@ class ReplayBuffer:
 
     # ------------------------------------------------------------ reading again
 
-    def _reread(self, rows: SourceRows) -> int:
+    def _reread(self, rows: task_actions.SourceRows) -> int:
         """Keep what belongs to open ranges; return how many of the rows are dealt with."""
         offset, count = 0, rows.payload.num_rows
         while self.rereading:
@@ -225,7 +205,7 @@ class ReplayBuffer:
         return f"source {self._source!r}: {first}"
 
 
-def _rows_before(rows: SourceRows, place: tuple[int, int]) -> int:
+def _rows_before(rows: task_actions.SourceRows, place: tuple[int, int]) -> int:
     count: int = rows.payload.num_rows
     if rows.number != place[0]:
         return count if rows.number < place[0] else 0
@@ -234,11 +214,11 @@ def _rows_before(rows: SourceRows, place: tuple[int, int]) -> int:
     return min(count, max(0, place[1] - rows.first_ordinal))
 
 
-def _ends_of(rows: SourceRows) -> tuple[int, int]:
+def _ends_of(rows: task_actions.SourceRows) -> tuple[int, int]:
     return rows.number, rows.first_ordinal + rows.span
 
 
-def _place_from(rows: SourceRows, offset: int) -> int:
+def _place_from(rows: task_actions.SourceRows, offset: int) -> int:
     """Return from which place on the rows behind the first ``offset`` are: a gap is before its row."""
     if rows.places is None or not offset:
         return rows.first_ordinal + offset
@@ -259,7 +239,7 @@ class _Asked:
     kept: BufferedRange
     buffer: ReplayBuffer
     roots: U64Array
-    sends: list[Send]
+    sends: list[task_actions.Send]
     failures: tuple[calls.Failure, ...]
     accepted: bool = False
 
@@ -295,7 +275,7 @@ class RangeSourceTask:
         self._markers = SourceMarkers(self._emitter, uid)
         self._splits = SplitMarks(self._emitter)
         self._buffers: dict[str, ReplayBuffer] = {name: ReplayBuffer(uid, name) for name in known}
-        self._held_back: deque[SourceRows] = deque()  # for a partition that is being taken over
+        self._held_back: deque[task_actions.SourceRows] = deque()  # for a partition that is being taken over
         self._untaken: set[str] = set(known)
         self._asked: deque[_Asked] = deque()
         self._first_ticket = 1  # of the first in `_asked`
@@ -327,48 +307,47 @@ class RangeSourceTask:
         return bool(self._untaken or self._held_back) or any(map(len, self._buffers.values()))
 
     def held_roots(self) -> U64Array:
-        """Return the roots of all rows that were registered and are not sent yet."""
         held = self._held
         return np.concatenate(held) if held else np.zeros(0, np.uint64)
 
     # ------------------------------------------------------------ events
 
-    def handle(self, event: TaskEvent, now: Now) -> list[Action]:
+    def handle(self, event: task_actions.TaskEvent, now: Now) -> list[task_actions.Action]:
         match event:
-            case TaskStart():
+            case task_actions.TaskStart():
                 return self._take_over() if self._untaken else []
-            case TimeCame():
+            case task_actions.TimeCame():
                 return self._poll(now)
-            case SourceRows():
+            case task_actions.SourceRows():
                 return self._read(event, now)
-            case RowsPersisted(ticket, segment):
+            case task_actions.RowsPersisted(ticket, segment):
                 return self._registered(ticket, segment, now)
-            case RangesAnswered(number, reply):
+            case task_actions.RangesAnswered(number, reply):
                 return self._answered(number, reply, now)
-            case RangesLost(incarnation):
+            case task_actions.RangesLost(incarnation):
                 return self._lost() if incarnation == self._incarnation else []
-            case SourceOver():
+            case task_actions.SourceOver():
                 self._ending = True
                 return [*self._wake(now), *self._ended()]
             case _:
-                raise refused(self.uid, event)
+                raise task_actions.refused(self.uid, event)
 
     # ------------------------------------------------------------ taking over
 
-    def _take_over(self) -> list[Action]:
+    def _take_over(self) -> list[task_actions.Action]:
         self._calls += 1
         self._taking_over = self._calls
         call = calls.TakeOver(self._stream, tuple(sorted(self._untaken)), self._holder)
-        return [CallRanges(self._calls, call)]
+        return [task_actions.CallRanges(self._calls, call)]
 
-    def _taken_over(self, found: calls.TakenOver, now: Now) -> list[Action]:
+    def _taken_over(self, found: calls.TakenOver, now: Now) -> list[task_actions.Action]:
         names = {each.partition for each in found.partitions}
         if self._incarnation not in (0, found.incarnation) and not names.issuperset(self._buffers):
             # Others were taken over of a vertex that is lost.
             self._is_stale = True
             return self._take_all_over()
         self._incarnation = found.incarnation
-        actions: list[Action] = []
+        actions: list[task_actions.Action] = []
         for partition in found.partitions:
             buffer = self._buffers[partition.partition]
             self._untaken.discard(partition.partition)
@@ -379,7 +358,7 @@ class RangeSourceTask:
             actions += self._read(rows, now)
         return [*actions, *self._wake(now), *self._ended()]
 
-    def _lost(self) -> list[Action]:
+    def _lost(self) -> list[task_actions.Action]:
         """The vertex knows nothing of what it was told in memory: take everything over anew."""
         self._is_stale = False
         self._first_ticket += len(self._asked)
@@ -389,7 +368,7 @@ class RangeSourceTask:
         self._untaken = set(self._buffers)
         return self._take_over() if self._untaken else []
 
-    def _take_all_over(self) -> list[Action]:
+    def _take_all_over(self) -> list[task_actions.Action]:
         """Take everything over anew, if that is known to be lost, once no answer to a registration is missing.
 
         One that is refused is a `RangesLost`.
@@ -398,7 +377,7 @@ class RangeSourceTask:
 
     # ------------------------------------------------------------ new rows
 
-    def _read(self, rows: SourceRows, now: Now) -> list[Action]:
+    def _read(self, rows: task_actions.SourceRows, now: Now) -> list[task_actions.Action]:
         buffer = self._buffers.get(rows.partition)
         if buffer is None:
             buffer = self._buffers[rows.partition] = ReplayBuffer(self.uid, rows.partition)
@@ -427,8 +406,8 @@ class RangeSourceTask:
         return [*actions, *self._register(buffer, BufferedRange(facts, payload), now, new)]
 
     def _register(
-        self, buffer: ReplayBuffer, kept: BufferedRange, now: Now, rows: SourceRows | None = None
-    ) -> list[Action]:
+        self, buffer: ReplayBuffer, kept: BufferedRange, now: Now, rows: task_actions.SourceRows | None = None
+    ) -> list[task_actions.Action]:
         """Make roots of the rows, and have them registered behind what is registered already.
 
         ``rows`` None: they went out before, are wanted, and go out again by replays.
@@ -464,45 +443,49 @@ class RangeSourceTask:
                 failures = (calls.Failure(int(roots[0]), rows.misfit, self.uid, fatal=True),)
             self._asked.append(_Asked(kept, buffer, roots, sends, failures))
         self._publish()
-        return [PersistRoots(self._first_ticket + len(self._asked) - 1, call)]
+        return [task_actions.PersistRoots(self._first_ticket + len(self._asked) - 1, call)]
 
-    def _registered(self, ticket: int, segment: int, now: Now) -> list[Action]:
+    def _registered(self, ticket: int, segment: int, now: Now) -> list[task_actions.Action]:
         """Send what is registered, up to the first rows that are not: answers may come in any order."""
         place = ticket - self._first_ticket
         if not 0 <= place < len(self._asked) or self._asked[place].accepted:
             raise ProtocolError(f"source {self.uid!r}: ticket {ticket} was accepted, which is not out")
         self._asked[place].accepted = True
         self._asked[place].buffer.named(self._asked[place].kept, segment)
-        actions: list[Action] = []
+        actions: list[task_actions.Action] = []
         while self._asked and self._asked[0].accepted:
             asked = self._asked.popleft()
             actions.extend(asked.sends)
             if asked.failures:
-                actions.append(FailRoots(asked.failures))
+                actions.append(task_actions.FailRoots(asked.failures))
             self._first_ticket += 1
         self._publish()
         return [*actions, *self._take_all_over(), *self._wake(now), *self._ended()]
 
     # ------------------------------------------------------------ what is kept
 
-    def _poll(self, now: Now) -> list[Action]:
+    def _poll(self, now: Now) -> list[task_actions.Action]:
         self._wakes_ms = 0
         if self._polling or self._untaken or not any(map(len, self._buffers.values())):
             return self._wake(now)
         self._calls += 1
         self._polling = self._calls
-        return [CallRanges(self._calls, calls.AskRanges(self._stream, self._holder, self._incarnation))]
+        return [
+            task_actions.CallRanges(
+                self._calls, calls.AskRanges(self._stream, self._holder, self._incarnation)
+            )
+        ]
 
-    def _wake(self, now: Now) -> list[Action]:
+    def _wake(self, now: Now) -> list[task_actions.Action]:
         due_ms = now.mono_ms + (LAST_POLL_MS if self._ending else POLL_MS)
         if now.mono_ms < self._wakes_ms <= due_ms or self._polling or not (self.keeps or self.rereads):
             return []
         self._wakes_ms = due_ms
-        return [WakeAt(due_ms)]
+        return [task_actions.WakeAt(due_ms)]
 
     def _answered(
         self, number: int, reply: calls.TakenOver | calls.RangesTold | calls.RowsStored, now: Now
-    ) -> list[Action]:
+    ) -> list[task_actions.Action]:
         match reply:
             case calls.TakenOver():
                 # A later one asks for all that this one did.
@@ -514,10 +497,10 @@ class RangeSourceTask:
                 self._storing.pop(number, None)
         return []
 
-    def _told(self, told: calls.RangesTold) -> list[Action]:
+    def _told(self, told: calls.RangesTold) -> list[task_actions.Action]:
         for partition, segment in told.done_below.items():
             self._buffers[partition].forget_below(segment)
-        actions: list[Action] = []
+        actions: list[task_actions.Action] = []
         under_way = set(self._storing.values())
         for wanted in told.wanted:
             kept = next(
@@ -527,7 +510,7 @@ class RangeSourceTask:
                 actions.append(self._store(kept, wanted.rows))
         return actions
 
-    def _store(self, kept: BufferedRange, rows: U64Array) -> CallRanges:
+    def _store(self, kept: BufferedRange, rows: U64Array) -> task_actions.CallRanges:
         if kept.key_hashes is None:
             kept.key_hashes = self._key_hashes(kept)
         which: I64Array = rows.astype(np.int64)
@@ -543,7 +526,7 @@ class RangeSourceTask:
             self._incarnation,
             hashes,
         )
-        return CallRanges(self._calls, call)
+        return task_actions.CallRanges(self._calls, call)
 
     def _key_hashes(self, kept: BufferedRange) -> I32Array | None:
         """Return what the replay twins need of rows that were read again: they are sent by replays alone."""
@@ -562,19 +545,18 @@ class RangeSourceTask:
 
     # ------------------------------------------------------------ the end
 
-    def _ended(self) -> list[Action]:
-        """Say that no more rows come; end once none of them is kept."""
+    def _ended(self) -> list[task_actions.Action]:
         if not self._ending or self._has_ended or self._asked or self._untaken:
             return []
         for buffer in self._buffers.values():
             buffer.check_ended()
-        actions: list[Action] = []
+        actions: list[task_actions.Action] = []
         if not self._said_end:
             self._said_end = True
             actions += self._emitter.mark(EndOfStream())
         if not self._storing and not any(map(len, self._buffers.values())):
             self._has_ended = True
-            actions.append(TaskEnded())
+            actions.append(task_actions.TaskEnded())
         return actions
 
     def _publish(self) -> None:

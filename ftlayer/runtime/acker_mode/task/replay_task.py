@@ -15,22 +15,7 @@ from ftlayer.runtime.connectors.rows import misfit_schema
 from ftlayer.runtime.handler import Handler, RecordIds
 from ftlayer.runtime.protocol import messages
 from ftlayer.runtime.protocol.elements import EndOfStream
-from ftlayer.runtime.task.actions import (
-    Action,
-    AskReplays,
-    FailRoots,
-    PeersAway,
-    PeersThere,
-    Replayed,
-    ReplaysOut,
-    RowsPersisted,
-    TaskEnded,
-    TaskEvent,
-    TaskStart,
-    TimeCame,
-    WakeAt,
-    refused,
-)
+from ftlayer.runtime.task import actions as task_actions
 from ftlayer.runtime.task.emitter import Emitter, columns_of, reports
 from ftlayer.runtime.task.pipeline import unharmed
 from ftlayer.topology.job_graph import JobGraph
@@ -57,7 +42,6 @@ class StreamReplayTask:
     def __init__(
         self, graph: JobGraph, uid: str, subtask: int, handler: Handler, options: TopologyOptions
     ) -> None:
-        """``uid`` is the chain of a `Replay`; ``handler`` is this subtask's own."""
         replay = graph.vertex(uid).operators[0]
         if not isinstance(replay, Replay):
             raise InvalidTopologyError(f"{uid!r} is not a replay, but {type(replay).__name__}")
@@ -78,16 +62,16 @@ class StreamReplayTask:
         self._kept: tuple[Records, ...] = ()
         self._held = False
 
-    def handle(self, event: TaskEvent, now: Now) -> list[Action]:
+    def handle(self, event: task_actions.TaskEvent, now: Now) -> list[task_actions.Action]:
         match event:
-            case TaskStart() | TimeCame() | messages.ReplayNow():
+            case task_actions.TaskStart() | task_actions.TimeCame() | messages.ReplayNow():
                 return self._poll()
-            case Replayed(records, held):
+            case task_actions.Replayed(records, held):
                 return self._answered(records, held, now)
-            case PeersAway():
+            case task_actions.PeersAway():
                 self._on_hold = True
                 return []
-            case PeersThere():
+            case task_actions.PeersThere():
                 self._on_hold = False
                 return self._poll()
             case messages.PauseIntake():
@@ -105,10 +89,10 @@ class StreamReplayTask:
                 # Behind the answer that is under way.
                 self._ending = True
                 return [] if self._asked else self._ended()
-            case RowsPersisted():
+            case task_actions.RowsPersisted():
                 return []
             case _:
-                raise refused(self.uid, event)
+                raise task_actions.refused(self.uid, event)
 
     def held_roots(self) -> U64Array:
         """Return the root of a replay that is kept; others are sent as they come."""
@@ -118,7 +102,7 @@ class StreamReplayTask:
     def is_asking(self) -> bool:
         return self._asked
 
-    def _poll(self) -> list[Action]:
+    def _poll(self) -> list[task_actions.Action]:
         """Ask, now or when the answer that is under way has come (it may be older than what is due now)."""
         if self._group is not None and self._held and not self._on_hold:
             return self._ask_for(self._group)
@@ -129,7 +113,7 @@ class StreamReplayTask:
             return []
         return self._ask()
 
-    def _answered(self, records: tuple[Records, ...], held: bool, now: Now) -> list[Action]:
+    def _answered(self, records: tuple[Records, ...], held: bool, now: Now) -> list[task_actions.Action]:
         """Send the records, fail those that do not fit the program, and ask for more if there may be more.
 
         ``held``: a circuit breaker holds what there may be beyond.
@@ -140,36 +124,44 @@ class StreamReplayTask:
             return self._of_group(records, rows, held, now)
         return self._sent(records) + self._go_on(rows >= self._options.batch_rows, now)
 
-    def _let_out(self, group: int) -> list[Action]:
+    def _let_out(self, group: int) -> list[task_actions.Action]:
         if self._group is None or self._group.number != group:
             return []
         kept, self._kept = self._kept, ()
         return self._sent(kept)
 
-    def _of_group(self, records: tuple[Records, ...], rows: int, held: bool, now: Now) -> list[Action]:
+    def _of_group(
+        self, records: tuple[Records, ...], rows: int, held: bool, now: Now
+    ) -> list[task_actions.Action]:
         group = self._group
         if group is None:
             return []  # asked for before the pause: they stay pending, and are recalled
         if held and not rows:
             # There are more: that the group has come to its end would be said too early.
             self._held = True
-            return [WakeAt(now.mono_ms + self._options.replay_poll_ms)]
+            return [task_actions.WakeAt(now.mono_ms + self._options.replay_poll_ms)]
         group.rows += rows
         if group.limit == 1 and rows:
             self._kept = records
             (only,) = records
-            return [ReplaysOut(self.uid, group.number, 1, int(only.roots[0]), int(only.origins[0]))]
+            return [
+                task_actions.ReplaysOut(self.uid, group.number, 1, int(only.roots[0]), int(only.origins[0]))
+            ]
         actions = self._sent(records)
         if rows and group.rows < group.limit and not self._on_hold:
             return actions + self._ask_for(group)
-        return [*actions, ReplaysOut(self.uid, group.number, group.rows)]
+        return [*actions, task_actions.ReplaysOut(self.uid, group.number, group.rows)]
 
-    def _ask_for(self, group: _ReplayGroup) -> list[Action]:
+    def _ask_for(self, group: _ReplayGroup) -> list[task_actions.Action]:
         self._asked, self._held = True, False
-        return [AskReplays(self._replay.stream, min(group.limit - group.rows, self._options.batch_rows))]
+        return [
+            task_actions.AskReplays(
+                self._replay.stream, min(group.limit - group.rows, self._options.batch_rows)
+            )
+        ]
 
-    def _sent(self, records: tuple[Records, ...]) -> list[Action]:
-        actions: list[Action] = []
+    def _sent(self, records: tuple[Records, ...]) -> list[task_actions.Action]:
+        actions: list[task_actions.Action] = []
         failures: list[Failure] = []
         for batch in records:
             misfit = self._misfit(batch)
@@ -188,24 +180,24 @@ class StreamReplayTask:
             )
         actions.extend(reports(self._handler.xor))
         if failures:
-            actions.append(FailRoots(tuple(failures)))
+            actions.append(task_actions.FailRoots(tuple(failures)))
         return actions
 
-    def _go_on(self, full: bool, now: Now) -> list[Action]:
+    def _go_on(self, full: bool, now: Now) -> list[task_actions.Action]:
         if self._ending:
             return self._ended()
         if self._on_hold:
             return []
         if full or self._poll_again:
             return self._ask()
-        return [WakeAt(now.mono_ms + self._options.replay_poll_ms)]
+        return [task_actions.WakeAt(now.mono_ms + self._options.replay_poll_ms)]
 
-    def _ask(self) -> list[Action]:
+    def _ask(self) -> list[task_actions.Action]:
         self._asked, self._poll_again = True, False
-        return [AskReplays(self._replay.stream, self._options.batch_rows)]
+        return [task_actions.AskReplays(self._replay.stream, self._options.batch_rows)]
 
-    def _ended(self) -> list[Action]:
-        return [*self._emitter.mark(EndOfStream()), TaskEnded()]
+    def _ended(self) -> list[task_actions.Action]:
+        return [*self._emitter.mark(EndOfStream()), task_actions.TaskEnded()]
 
     def _misfit(self, batch: Records) -> str:
         """Say why stored records cannot be sent by the edges there are now; "" if they can."""

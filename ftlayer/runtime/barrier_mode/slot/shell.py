@@ -134,7 +134,6 @@ class SnapshotRunner:
             self._jobs.put(lambda: self._over(part))
 
     def over(self, key: TaskKey, checkpoint: int) -> None:
-        """The thread is done with a snapshot (`SnapshotOver`): release it."""
         part = self._parts.pop((key, checkpoint), None)
         if part is not None:
             part.pending.release()
@@ -252,12 +251,10 @@ class SnapshotRunner:
 
 
 def stopwatch_ms() -> float:
-    """Return milliseconds since any fixed moment, as exactly as the machine can."""
     return time.perf_counter_ns() / 1e6
 
 
 def _measured(snapshot: SubtaskSnapshot, checkpoint: int) -> SubtaskSnapshot:
-    """Fill in how many bytes it refers to, and how many of them are new."""
     keyed = () if snapshot.keyed is None else snapshot.keyed.pieces
     aside = sum(len(item) for state in snapshot.operators for item in state.items)
     aside += sum(len(committable.message) for committable in snapshot.committables)
@@ -286,7 +283,6 @@ class Suspecting:
         self._armed = self.box.open() and deploy.armed
 
     def of(self, uid: str) -> Suspects:
-        """Return the suspects of a chain in this slot; behind `begin`."""
         if uid not in self.box.chains:
             return NO_SUSPECTS
         return ChainSuspects(uid, armed=self._armed, convictions=self._convictions, notes=self.box.notes)

@@ -30,20 +30,8 @@ from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import NO_ROOTS, U64Array
 from ftlayer.records.ipc import read_one_batch
 from ftlayer.records.partitioning import Broadcast, groups_of
+from ftlayer.runtime.barrier_mode.task.failing import attempts as record_attempts
 from ftlayer.runtime.barrier_mode.task.failing.alone import RecordsAlone, ToChannels
-from ftlayer.runtime.barrier_mode.task.failing.attempts import (
-    DRAWN_KEY,
-    WAITING_TABLE,
-    Breakers,
-    DrawnKeys,
-    Given,
-    HeadKeys,
-    MadeLetters,
-    RecordAttempts,
-    RowPacker,
-    TimersAlone,
-    WaitingRecords,
-)
 from ftlayer.runtime.connectors.offset_reader import partition_index
 from ftlayer.runtime.handler import Handler, NonFTHandler
 from ftlayer.runtime.protocol import elements
@@ -62,8 +50,7 @@ from ftlayer.runtime.task.actions import (
     refused,
 )
 from ftlayer.runtime.task.chain_plan import ChainPlan, RowsAlone
-from ftlayer.runtime.task.chain_rows import NO_FAILURES, FailureCounts
-from ftlayer.runtime.task.chain_task import ChainTask
+from ftlayer.runtime.task.chain_task import NO_FAILURES, ChainTask, FailureCounts
 from ftlayer.runtime.task.contract import ChainCompanion, ReplayTask, SinkBody, Suspects, Task, TaskKey
 from ftlayer.runtime.task.emitter import Emitter, SinkLatencies, SourceMarkers
 from ftlayer.runtime.task.event_time import SplitMarks
@@ -173,8 +160,6 @@ class SharedBackend:
 
 
 class _SharedFrozen:
-    """A `Frozen` that tells when it is released."""
-
     def __init__(self, frozen: Frozen, released: Callable[[], None]) -> None:
         self._frozen = frozen
         self._released = released
@@ -218,7 +203,6 @@ class BarrierCompanion(ChainCompanion):
             self.backend.backend.opened()
 
     def closed(self) -> None:
-        """Close the backend behind the snapshots that are being written."""
         if self.backend is not None:
             self.backend.close()
 
@@ -230,7 +214,6 @@ class BarrierCompanion(ChainCompanion):
         return [] if self._keeps_failed else [DataEnded(self._uid, self._subtask)]
 
     def data_ended(self) -> list[Action]:
-        """Tell the coordinator, where records may have waited in the chain."""
         return [DataEnded(self._uid, self._subtask)] if self._keeps_failed else []
 
     def tend(self, records: int, now: Now) -> list[Action]:
@@ -251,7 +234,7 @@ Precommitted = Callable[[], SinkPart]
 
 
 class ChainCheckpoints:
-    """`ftlayer.runtime.barrier_mode.task.mode.Checkpointed` of a chain: its state, and its sink if that commits."""
+    """`Checkpointed` of a chain: its state, and its sink if that commits."""
 
     def __init__(
         self,
@@ -259,7 +242,7 @@ class ChainCheckpoints:
         companion: BarrierCompanion,
         sink: CommittingSinkBody | None,
         suspects: Suspects,
-        letters: MadeLetters | None,
+        letters: record_attempts.MadeLetters | None,
     ) -> None:
         """``companion`` and ``suspects`` are the chain's, ``sink`` the one at its end.
 
@@ -309,7 +292,7 @@ class ChainCheckpoints:
             self._sink.completed(checkpoint)
 
     def aborted(self, checkpoint: int) -> None:
-        """See `Checkpointed.aborted`. What a sink has written goes into the next one by itself."""
+        """What a sink has written goes into the next one by itself."""
         if checkpoint == self._companion.last_barrier:
             self._companion.last_barrier = None
         self._savepoints.discard(checkpoint)
@@ -319,7 +302,7 @@ class ChainCheckpoints:
             backend.backend.aborted(checkpoint)
 
     def discard(self, stands: int, acked: int) -> None:
-        """See `Checkpointed.discard`. What a function raises while it is closed is logged."""
+        """What a function raises while it is closed is logged."""
         if self._chain.is_over:
             return
         self._chain.abandon()
@@ -339,14 +322,13 @@ class ChainSnapshot:
     def __init__(
         self, part: SubtaskSnapshot, checkpoint: int, frozen: Frozen | None, precommitted: Precommitted | None
     ) -> None:
-        """``part`` is what is there at once. ``frozen`` None: no state. ``precommitted`` None: no sink that commits."""
         self._part = part
         self._checkpoint = checkpoint
         self._frozen = frozen
         self._precommitted = precommitted
 
     def write(self, writer: PieceWriter, cancelled: Callable[[], bool]) -> SubtaskSnapshot:
-        """See `PendingSnapshot.write`. The state comes first: what a sink has written is seen by others."""
+        """The state comes first: what a sink has written is seen by others."""
         state = BackendSnapshot(None, ())
         if self._frozen is not None:
             state = self._frozen.write(writer, cancelled)
@@ -387,7 +369,7 @@ class RowsToSink(Outlet):
     def __init__(
         self,
         sink: SinkBody,
-        attempts: RecordAttempts,
+        attempts: record_attempts.RecordAttempts,
         emitter: Emitter,
         committing: CommittingSinkBody | None = None,
     ) -> None:
@@ -405,10 +387,10 @@ class RowsToSink(Outlet):
     def refused(self) -> int:
         return 0 if self._committing is None else self._committing.refused
 
-    def route(self, given: Given, passed: Passed, log: UndoLog) -> Routed:
+    def route(self, given: record_attempts.Given, passed: Passed, log: UndoLog) -> Routed:
         return Routed({MAIN: (passed.outputs[MAIN], None)}, passed.failures)
 
-    def send(self, given: Given, routed: Routed, now: Now) -> list[Action]:
+    def send(self, given: record_attempts.Given, routed: Routed, now: Now) -> list[Action]:
         self._attempts.ended(given, self._sink.write(given.payload, now.mono_ms).failures, now)
         return []
 
@@ -470,11 +452,9 @@ def _time(wall_ms: int) -> dt.datetime:
 
 @dataclass(frozen=True)
 class FailingAlone:
-    """The parts of one subtask of such a chain."""
-
     alone: RowsAlone
     outlet: ChannelOutlet | RowsToSink
-    attempts: RecordAttempts
+    attempts: record_attempts.RecordAttempts
 
 
 def entered_inside(plan: ChainPlan, restored: SubtaskRestore | None) -> list[str]:
@@ -483,13 +463,16 @@ def entered_inside(plan: ChainPlan, restored: SubtaskRestore | None) -> list[str
     They were heads of chains when those failed, and others have been put before them since.
     """
     tables = () if restored is None else (table for part in restored.keyed for table in part.tables)
-    heads = {table.operator for table in tables if table.name == WAITING_TABLE}
+    heads = {table.operator for table in tables if table.name == record_attempts.WAITING_TABLE}
     return [operator.uid for operator in plan.vertex.operators[1:] if operator.uid in heads]
 
 
 def keys_with_waiting(plan: ChainPlan, keys: dict[str, pa.Schema]) -> dict[str, pa.Schema]:
     """Return the key columns of the chain's operators, with those of the records that wait at one of them."""
-    return {**dict.fromkeys((operator.uid for operator in plan.vertex.operators), DRAWN_KEY), **keys}
+    return {
+        **dict.fromkeys((operator.uid for operator in plan.vertex.operators), record_attempts.DRAWN_KEY),
+        **keys,
+    }
 
 
 def failing_alone(
@@ -510,17 +493,17 @@ def failing_alone(
         for operator in plan.vertex.operators
         if (limit := rules_of_operator(operator).limit) is not None
     }
-    breakers = Breakers(plan.uid, policy.rules.limit, own)
+    breakers = record_attempts.Breakers(plan.uid, policy.rules.limit, own)
     inside = {operator.uid: before.schema for before, operator in pairwise(plan.vertex.operators)}
 
     def table_of(enters: str) -> MapTable:
-        return backend.state(enters or plan.uid).maps(WAITING_TABLE)
+        return backend.state(enters or plan.uid).maps(record_attempts.WAITING_TABLE)
 
-    attempts = RecordAttempts(
+    attempts = record_attempts.RecordAttempts(
         (plan.uid, plan.subtask),
         policy,
-        HeadKeys(plan.vertex.operators[0], plan.inputs, _drawn_keys(plan)),
-        WaitingRecords(table_of, restored_inside),
+        record_attempts.HeadKeys(plan.vertex.operators[0], plan.inputs, _drawn_keys(plan)),
+        record_attempts.WaitingRecords(table_of, restored_inside),
         breakers,
         place,
         inside,
@@ -537,7 +520,7 @@ def failing_alone(
     def make(pipeline: OperatorChain) -> RecordsAlone:
         timers = None
         if isinstance(outlet, ChannelOutlet):
-            timers = TimersAlone(pipeline, log, outlet, attempts, suspects)
+            timers = record_attempts.TimersAlone(pipeline, log, outlet, attempts, suspects)
         rows = RecordsAlone(
             plan.uid, policy, pipeline, log, attempts, breakers, out, timers, suspects, plan.inputs, inside
         )
@@ -548,9 +531,9 @@ def failing_alone(
     return FailingAlone(RowsAlone(log, make), outlet, attempts)
 
 
-def _drawn_keys(plan: ChainPlan) -> DrawnKeys:
+def _drawn_keys(plan: ChainPlan) -> record_attempts.DrawnKeys:
     most = plan.graph.max_parallelism
-    return DrawnKeys(groups_of(plan.subtask, plan.vertex.parallelism, most), most)
+    return record_attempts.DrawnKeys(groups_of(plan.subtask, plan.vertex.parallelism, most), most)
 
 
 class CheckpointedSourceTask:
@@ -570,11 +553,10 @@ class CheckpointedSourceTask:
         restored: SubtaskRestore,
         place: str = "",
     ) -> None:
-        """``place`` says in words which process this is."""
         self._place = place
-        self._letters = None if graph.vertex(uid).failures is None else MadeLetters()
+        self._letters = None if graph.vertex(uid).failures is None else record_attempts.MadeLetters()
         self._job, self._sends_letters = graph.name, graph.sends_letters(uid)
-        self._packer = RowPacker()
+        self._packer = record_attempts.RowPacker()
         self.uid = uid
         self.subtask = subtask
         self._emitter = Emitter(graph, uid, subtask, handler)
@@ -589,7 +571,7 @@ class CheckpointedSourceTask:
         self._read_rows = restored.read
 
     def handle(self, event: TaskEvent, now: Now) -> list[Action]:
-        """See `Task.handle`. Behind `SourceOver` the task goes on: barriers come until `EndTasks`."""
+        """Behind `SourceOver` the task goes on: barriers come until `EndTasks`."""
         match event:
             case SourceRows():
                 return self._read(event, now)
@@ -626,7 +608,6 @@ class CheckpointedSourceTask:
         return [*letters, *self._splits.around(rows, sends), *self._markers.behind(payload.num_rows, now)]
 
     def _bury(self, row: pa.RecordBatch, failure: RowFailure, now: Now) -> list[Action]:
-        """Make a letter of a row that cannot be sent; there is a policy."""
         assert self._letters is not None
         attempt = Attempt(1, now.wall_ms, failure.reason, failure.operator, self._place, failure.traceback)
         self._letters.add(
@@ -668,7 +649,6 @@ class CheckpointedSourceTask:
         return [], SourceSnapshot(part)
 
     def completed(self, checkpoint: int, read: int = 0) -> None:
-        """See `Checkpointed.completed`. The driver tells the reader."""
         if self._letters is not None:
             self._letters.completed(checkpoint)
 
@@ -680,8 +660,6 @@ class CheckpointedSourceTask:
 
 
 class SourceSnapshot:
-    """`ftlayer.runtime.barrier_mode.task.mode.PendingSnapshot` of a source: all of it is metadata."""
-
     def __init__(self, snapshot: SubtaskSnapshot) -> None:
         self._snapshot = snapshot
 
@@ -720,7 +698,7 @@ NO_REMEDY = (
 
 
 class BarrierTaskMode:
-    """`ftlayer.runtime.task.mode.TaskMode` of barrier mode.
+    """`ftlayer.runtime.task.contract.TaskMode` of barrier mode.
 
     Attributes:
         checkpointed: what takes part in checkpoints of each task that was made.
@@ -814,7 +792,6 @@ class BarrierTaskMode:
         return task
 
     def _backend(self, plan: ChainPlan) -> SharedBackend | None:
-        """Open the state of a chain that can keep some: of its functions, or records that wait."""
         keys = key_schemas(plan.functions, plan.inputs)
         if plan.vertex.failures is not None:
             keys = keys_with_waiting(plan, keys)

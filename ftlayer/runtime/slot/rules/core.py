@@ -26,18 +26,7 @@ from ftlayer.runtime.slot.rules.credit import MAX_WAIT_MS, Crediting
 from ftlayer.runtime.slot.rules.mode import ModeEvent, OpenRules, SlotParts
 from ftlayer.runtime.slot.rules.outgoing import Outgoing, RemoteOutput
 from ftlayer.runtime.slot.rules.subtask import Seat, counters_of, exemplars_of, seat_tasks
-from ftlayer.runtime.task.actions import (
-    Action,
-    ChannelReset,
-    ElementCame,
-    HoldInput,
-    Send,
-    SourceOver,
-    TaskEnded,
-    TaskStart,
-    TimeCame,
-    WakeAt,
-)
+from ftlayer.runtime.task import actions as task_actions
 from ftlayer.runtime.task.contract import Task, TaskKey
 from ftlayer.topology.job_graph import JobGraph
 
@@ -212,9 +201,9 @@ class SlotCore:
             case events.SourceEnded(key):
                 seat = self._seating.seats[key]
                 seat.reading = False
-                return [events.RunTask(key, SourceOver()), *self._mode.source_ended(seat)]
+                return [events.RunTask(key, task_actions.SourceOver()), *self._mode.source_ended(seat)]
             case events.SlotStarted():
-                return [events.RunTask(seat.key, TaskStart()) for seat in self._seats]
+                return [events.RunTask(seat.key, task_actions.TaskStart()) for seat in self._seats]
             case events.PeerReached(slot):
                 return [*self._outgoing.peer_up(slot)]
             case events.PeerBroke(slot):
@@ -247,7 +236,7 @@ class SlotCore:
                     seat = self._seating.receivers[channel]
                     self._dropped += seat.inbox.drop(channel)
                     self._credit.forget(channel)
-                    resets.append(events.RunTask(seat.key, ChannelReset(channel)))
+                    resets.append(events.RunTask(seat.key, task_actions.ChannelReset(channel)))
         return [*self._mode.peers_gone(slots), *resets]
 
     # ------------------------------------------------------------ running
@@ -262,7 +251,7 @@ class SlotCore:
             if seat.wake_ms is not None and seat.wake_ms <= now.mono_ms:
                 seat.wake_ms = None
                 seat.is_held = False
-                instructions.append(events.RunTask(seat.key, TimeCame(), counts=False))
+                instructions.append(events.RunTask(seat.key, task_actions.TimeCame(), counts=False))
         return instructions
 
     def _turn(self, now: Now) -> list[events.SlotInstruction]:
@@ -282,7 +271,9 @@ class SlotCore:
         if not isinstance(element, Batch):
             mark = self._mode.takes(seat, channel, element, now)
             instructions += (
-                [events.RunTask(seat.key, ElementCame(channel, element))] if mark is None else mark
+                [events.RunTask(seat.key, task_actions.ElementCame(channel, element))]
+                if mark is None
+                else mark
             )
             return instructions
         seat.records_in += element.payload.num_rows
@@ -291,7 +282,10 @@ class SlotCore:
         instructions += self._mode.worked(seat, taken.credit or taken.size, now.mono_ms)
         lineage = element.lineage
         roots = () if lineage is None else (lineage.roots,)
-        return [*instructions, events.RunTask(seat.key, ElementCame(channel, element), roots, lineage)]
+        return [
+            *instructions,
+            events.RunTask(seat.key, task_actions.ElementCame(channel, element), roots, lineage),
+        ]
 
     def _run(self, run: events.RunTask, now: Now) -> list[events.SlotInstruction]:
         seat = self._seating.seats[run.key]
@@ -309,20 +303,20 @@ class SlotCore:
         instructions += self._mode.ran(seat, run.event, now)
         return instructions
 
-    def _act(self, seat: Seat, action: Action, now_ms: int) -> Sequence[events.SlotInstruction]:
+    def _act(self, seat: Seat, action: task_actions.Action, now_ms: int) -> Sequence[events.SlotInstruction]:
         match action:
-            case Send(channel, element):
+            case task_actions.Send(channel, element):
                 output = seat.outputs[channel]
                 if isinstance(element, Batch):
                     seat.records_out += element.payload.num_rows
                 if isinstance(output, RemoteOutput):
                     return self._outgoing.send(output, element, now_ms)
                 output.send(element, now_ms)
-            case WakeAt(mono_ms):
+            case task_actions.WakeAt(mono_ms):
                 seat.wake_at(mono_ms)
-            case HoldInput(mono_ms):
+            case task_actions.HoldInput(mono_ms):
                 seat.hold_until(mono_ms)
-            case TaskEnded():
+            case task_actions.TaskEnded():
                 self._open -= not seat.ended
                 seat.ended = True
             case _:
@@ -340,7 +334,6 @@ class SlotCore:
 
     @property
     def can_run(self) -> bool:
-        """Whether a task has something to do and room for what comes of it."""
         for seat in self._seats:
             if seat.inbox.turns and seat.can_run:
                 return True
@@ -368,14 +361,12 @@ class SlotCore:
         return seat.reading and seat.has_room and self._mode.may_read(seat)
 
     def reads_early(self, key: TaskKey) -> bool:
-        """Whether a source's rows need not wait for others while there is nothing else to do."""
         return self._mode.reads_early(self._seating.seats[key])
 
     def rows_wanted(self, key: TaskKey) -> int:
         return self._mode.rows_wanted(key)
 
     def unsent_to(self, slot: int) -> bool:
-        """Whether anything waits for, or is on its way to, a slot."""
         return self._outgoing.unsent_to(slot)
 
     @property
@@ -395,12 +386,10 @@ class SlotCore:
 
     @property
     def has_ended(self) -> bool:
-        """Whether all tasks have ended and everything they sent was taken and told."""
         return not self._open and self.is_quiet and self._credit.since_ms is None
 
     @property
     def seats(self) -> Sequence[Seat]:
-        """All tasks in their places, for those who measure them; any thread may look."""
         return self._seats
 
     def is_stalled(self, seat: Seat) -> bool:
@@ -432,7 +421,6 @@ class SlotCore:
         return [*held, *self._outgoing.roots(), *self._mode.held_roots(), *self._coming]
 
     def validate(self) -> None:
-        """Raise `AssertionError` if what is known does not fit together; for tests."""
         for seat in self._seats:
             seat.validate()
         for output in self._seating.remote.values():

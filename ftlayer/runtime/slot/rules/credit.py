@@ -13,8 +13,7 @@ from typing import Generic, TypeVar
 
 from ftlayer.errors import CodecError
 from ftlayer.runtime.protocol.channel_frames import encode_grants, encode_limits, is_barrier
-from ftlayer.runtime.slot.rules.events import Grant
-from ftlayer.runtime.slot.views import snapshot
+from ftlayer.runtime.slot.rules.events import Grant, snapshot
 from ftlayer.topology.job_graph import Channel
 
 K = TypeVar("K", bound=Hashable)
@@ -117,21 +116,16 @@ class GrantBook(Generic[K]):
         return owed >= self._worth_sending
 
     def take(self, channel: K) -> int:
-        """Return what is to be given back on one channel, and count it as given."""
         return self._owed.pop(channel, 0)
 
     def take_all(self) -> dict[K, int]:
-        """Return everything that is to be given back, and count it as given."""
         owed, self._owed = self._owed, {}
         self.since_ms = None
         return owed
 
 
 class Crediting(GrantBook[Channel]):
-    """Gathers credit, and says what goes to which slot."""
-
     def __init__(self, senders: Mapping[Channel, int], channel_bytes: int) -> None:
-        """``senders`` says which slot each channel comes from."""
         super().__init__(channel_bytes)
         self._senders = senders
 
@@ -149,7 +143,6 @@ class Crediting(GrantBook[Channel]):
         return self._by_slot(self.take_all(), encode_grants)
 
     def limit(self, limits: dict[Channel, int]) -> list[Grant]:
-        """Let no more than so many bytes be in flight on channels from other slots."""
         return self._by_slot(limits, encode_limits)
 
     def _by_slot(

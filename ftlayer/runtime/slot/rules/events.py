@@ -14,7 +14,6 @@ from ftlayer.common.checks import fast_dataclass
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.handler import RecordIds
 from ftlayer.runtime.protocol.messages import FromSlot, ToSlot
-from ftlayer.runtime.slot.views import snapshot
 from ftlayer.runtime.task.actions import SourceRows, TaskEvent
 from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.vertex.calls import RangesTold, Records, RowsStored, TakenOver
@@ -62,8 +61,6 @@ class Transmit:
 
 @fast_dataclass
 class Grant:
-    """Give credit back to another slot, or say how much is wanted in flight."""
-
     slot: int
     grants: bytes
 
@@ -85,6 +82,15 @@ SlotInstruction = RunTask | Transmit | Grant | TellCoordinator | RowsDone | Mode
 
 
 T = TypeVar("T")
+
+
+def snapshot(items: deque[T]) -> list[T]:
+    """Return what a deque holds at one moment, while its owner goes on changing it."""
+    while True:
+        try:
+            return list(items)
+        except RuntimeError:  # it changed while it was copied: look again
+            continue
 
 
 class Mailbox(Generic[T]):
@@ -135,14 +141,11 @@ class Mailbox(Generic[T]):
             self._asleep = False
 
     def waiting(self) -> list[T]:
-        """Return what is in the box now; may be called by any thread."""
         return snapshot(self.items)
 
 
 @fast_dataclass
 class FrameCame:
-    """An instance of another slot has sent an element."""
-
     slot: int
     instance: str
     data: pa.Buffer
@@ -150,8 +153,6 @@ class FrameCame:
 
 @fast_dataclass
 class CreditCame:
-    """An instance of another slot has given credit back."""
-
     slot: int
     instance: str
     data: bytes
@@ -188,8 +189,6 @@ class ReplaysCame:
 
 @fast_dataclass
 class RangesCame:
-    """The answer to a task's `CallRanges` with this number."""
-
     key: TaskKey
     number: int
     reply: TakenOver | RangesTold | RowsStored
@@ -283,8 +282,6 @@ TURN, REST = Turn(), Rest()
 
 @fast_dataclass
 class RowsRead:
-    """A source has read rows; `RowsDone` with this number follows."""
-
     key: TaskKey
     number: int
     rows: SourceRows

@@ -14,7 +14,7 @@ from ftlayer.config import TopologyOptions
 from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.runtime.handler import concat_record_ids
 from ftlayer.runtime.protocol.elements import Barrier, Batch, Element, RecordIds
-from ftlayer.runtime.slot.views import snapshot
+from ftlayer.runtime.slot.rules.events import snapshot
 from ftlayer.topology.job_graph import Channel, JobGraph
 from ftlayer.topology.operators import IterationHead
 
@@ -41,7 +41,6 @@ def can_join(one: Batch, other: Batch) -> bool:
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
-    """Return the rows of several batches (see `can_join`) as one; a single one as it is."""
     if len(batches) == 1:
         return batches[0]
     lineages = [batch.lineage for batch in batches if batch.lineage is not None]
@@ -65,7 +64,6 @@ def cut(batch: Batch, max_rows: int) -> list[Batch]:
 
 
 def rows_of(batch: Batch, start: int, end: int) -> Batch:
-    """Return the rows from ``start`` up to ``end`` of a batch, as views."""
     lineage = batch.lineage
     return Batch(
         batch.payload.slice(start, end - start),
@@ -198,7 +196,6 @@ class Inbox:
 
     @property
     def has_records(self) -> bool:
-        """Whether records wait, in blocked channels too."""
         return any(self.records_of(channel) for channel in self._queues)
 
     def records_of(self, channel: Channel) -> int:
@@ -213,7 +210,6 @@ class Inbox:
         return tuple(self._queues)
 
     def put(self, channel: Channel, element: Element, credit: int) -> None:
-        """Add an element; KeyError for a channel that does not lead here."""
         queue = self._queues[channel]
         if not queue.items and not queue.blocked:
             self.turns.append(queue)
@@ -290,7 +286,6 @@ class Inbox:
         self.limit_bytes, self._join_bytes = limit_bytes, join_bytes
 
     def drop(self, channel: Channel) -> int:
-        """Forget what waits of a channel; returns how many records."""
         queue = self._queues[channel]
         if not queue.items:
             return 0
@@ -419,7 +414,6 @@ class HeadInbox(Inbox):
     def __init__(
         self, channels: Iterable[Channel], feedback: frozenset[int], batch_rows: int, limit_bytes: int
     ) -> None:
-        """``feedback`` are the numbers of the edges that lead back."""
         super().__init__(channels, batch_rows, limit_bytes)
         self.feedback = frozenset(channel for channel in self._queues if channel.edge in feedback)
         self._is_new = True

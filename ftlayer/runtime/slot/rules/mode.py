@@ -32,8 +32,8 @@ from ftlayer.runtime.task.actions import (
     ReplaysOut,
     TaskEvent,
 )
+from ftlayer.runtime.task.chain_plan import TaskMode
 from ftlayer.runtime.task.contract import RecordNotes, TaskKey
-from ftlayer.runtime.task.mode import TaskMode
 from ftlayer.runtime.task.untracked import UntrackedTaskMode
 from ftlayer.topology.job_graph import Channel, JobGraph
 from ftlayer.vertex.calls import StreamOptions
@@ -129,17 +129,14 @@ class SlotMode:
         return None
 
     def worked(self, seat: Seat, size: int, now_ms: int) -> Instructions:
-        """A task is given ``size`` bytes."""
         return ()
 
     # ------------------------------------------------------------ time
 
     def on_time(self, now: Now) -> Instructions:
-        """Do what is due, and what there is room for."""
         return ()
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether `on_time` has something to do."""
         return False
 
     def rest(self, now_ms: int) -> Instructions:
@@ -154,11 +151,9 @@ class SlotMode:
     # ------------------------------------------------------------ peers
 
     def peers_gone(self, slots: Collection[int]) -> Instructions:
-        """These slots are gone, and others will take their place."""
         return ()
 
     def peers_replaced(self, slots: Collection[int]) -> Instructions:
-        """These slots have new instances."""
         return ()
 
     # ------------------------------------------------------------ what is known of it
@@ -182,7 +177,6 @@ class SlotMode:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing waits here, or for the mode's own calls."""
         return True
 
     def counters(self) -> dict[str, int]:
@@ -272,7 +266,6 @@ class SlotModeShell:
         return None
 
     def positions(self, key: TaskKey) -> Mapping[str, bytes]:
-        """Return where a source's subtask begins to read, by partition."""
         return {}
 
     def carry_out(self, instruction: events.ModeInstruction) -> None:

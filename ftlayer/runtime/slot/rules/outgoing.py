@@ -85,7 +85,6 @@ class RemoteOutput:
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything was sent and taken by the receiver."""
         return not self._small and self.window.is_empty
 
     def send(self, element: elements.Element, now_ms: int) -> None:
@@ -164,7 +163,6 @@ class RemoteOutput:
         return small + [roots_in(frame) for frame in self.window.waiting()]
 
     def validate(self) -> None:
-        """Raise `AssertionError` if what is known does not fit together; for tests."""
         assert self._small_rows == sum(batch.num_rows for batch in self._small), "small rows are miscounted"
         assert (self.waiting_since_ms is None) == (not self._small), "small batches wait for nothing"
         assert self.window.in_flight >= 0, f"{self.channel} has more credit than there is"
@@ -259,7 +257,6 @@ class Outgoing:
         return self._transmit(output), overtaken
 
     def take_departed(self) -> list[Departed]:
-        """Return which late barriers have left since the last call."""
         departed, self.departed = self.departed, []
         return departed
 
@@ -356,7 +353,6 @@ class Outgoing:
         return dropped
 
     def unsent_to(self, slot: int) -> bool:
-        """Whether anything waits for, or is on its way to, a slot."""
         return any(not output.is_empty for output in self._towards(slot))
 
     def _towards(self, slot: int) -> Iterable[RemoteOutput]:

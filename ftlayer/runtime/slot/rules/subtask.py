@@ -16,8 +16,7 @@ from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS
 from ftlayer.runtime.slot.rules.inbox import FeedbackOutput, Inbox, inbox_for
 from ftlayer.runtime.slot.rules.outgoing import LocalOutput, Output, RemoteOutput
-from ftlayer.runtime.task.chain_rows import NO_FAILURES, FailureCounts
-from ftlayer.runtime.task.chain_task import ChainTask
+from ftlayer.runtime.task.chain_task import NO_FAILURES, ChainTask, FailureCounts
 from ftlayer.runtime.task.contract import Task, TaskKey
 from ftlayer.runtime.task.iteration import HeadTask
 from ftlayer.topology.job_graph import Channel, JobGraph, JobVertex, rate_limit_of
@@ -123,12 +122,10 @@ class Seat:
         self.wake_at(mono_ms)
 
     def validate(self) -> None:
-        """Raise `AssertionError` if what is known does not fit together; for tests."""
         assert self.wake_ms is not None or not self.is_held, f"{self.key} is held without end"
         self.inbox.validate()
 
     def wake_at(self, mono_ms: int) -> None:
-        """Let its `on_time` be called then, or earlier."""
         self.wake_ms = mono_ms if self.wake_ms is None else min(self.wake_ms, mono_ms)
 
 

@@ -39,8 +39,6 @@ from ftlayer.topology.job_graph import Channel
 
 @dataclass(frozen=True, slots=True)
 class SnapshotWork(ModeWork):
-    """The synchronous part of a task's snapshot."""
-
     decision: handlers.TakeSnapshot
 
 
@@ -85,16 +83,12 @@ class CancelSnapshot(ModeInstruction):
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSnapshot(ModeInstruction):
-    """Nothing of a snapshot is needed any more."""
-
     key: TaskKey
     checkpoint: int
 
 
 @dataclass(frozen=True, slots=True)
 class KeepFiles(ModeInstruction):
-    """The checkpoint is complete: its files stay."""
-
     checkpoint: int
 
 
@@ -178,8 +172,6 @@ class CheckpointParts:
 
 @dataclass(slots=True)
 class _Taking:
-    """A task that is to take its snapshot, and what it has come to."""
-
     mine: SeatBarriers
     decision: handlers.TakeSnapshot
     began_ms: float = 0.0
@@ -206,7 +198,6 @@ class Barriers:
     """
 
     def __init__(self, checkpoints: CheckpointParts, parts: SlotParts) -> None:
-        """``checkpoints`` has a part of each task of the slot."""
         self._graph = parts.graph
         self._codec = parts.codec
         self._outgoing = parts.outgoing
@@ -269,7 +260,6 @@ class Barriers:
     # ------------------------------------------------------------ elements
 
     def arrived(self, channel: Channel, barrier: Barrier, credit: int) -> None:
-        """A barrier was put into the inbox of its receiver; ``credit`` is what it has used."""
         self._arrived.append(_Arrived(self._receivers[channel], channel, barrier, credit))
 
     def settle(self, now: Now) -> list[SlotInstruction]:
@@ -318,7 +308,6 @@ class Barriers:
 
     @property
     def due_ms(self) -> int | None:
-        """When `on_time` has something to do (monotone, ms)."""
         dues = (self._due_ms, self._outgoing.late_due_ms)
         return min((due for due in dues if due is not None), default=None)
 
@@ -349,7 +338,6 @@ class Barriers:
         return counters
 
     def validate(self) -> None:
-        """Raise `AssertionError` if what is known does not fit together; for tests."""
         assert self._taking is not None or not self._steps, "steps wait for no snapshot"
         for mine in self._all:
             takes_inputs = any(underway.inputs for underway in mine.underway.values())
@@ -424,7 +412,6 @@ class Barriers:
         return ()
 
     def take_snapshot(self, seat: Seat, work: SnapshotWork, now: Now) -> list[Action]:
-        """Do the synchronous part of a task's snapshot; `snapshot_taken` follows."""
         taking = self._taking
         assert taking is not None
         assert taking.mine.seat is seat

@@ -48,7 +48,6 @@ class Debloater:
     """
 
     def __init__(self, target_ms: float, least: int, most: int) -> None:
-        """What is in flight should be worked off within ``target_ms``."""
         self.limit = least = min(least, most)
         self._target_ms = target_ms
         self._least, self._most = least, most
@@ -128,8 +127,6 @@ SOURCE_PART = 8
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """A task, what measures it, and its channels from other slots."""
-
     seat: Seat
     debloater: Debloater
     outside: tuple[Channel, ...]
@@ -139,7 +136,6 @@ class Debloating:
     """Measures every task: those with inputs by bytes for each channel, sources by rows."""
 
     def __init__(self, seating: Seating, credit: Crediting, target_ms: int, options: TopologyOptions) -> None:
-        """What is in flight to a task should be worked off within ``target_ms``."""
         self._credit = credit
         self._tasks: dict[TaskKey, _Measured] = {}
         self._sources: dict[TaskKey, _Measured] = {}
@@ -226,7 +222,6 @@ class HeldRows:
 
 class BarrierSlot(mode.SlotMode):
     def __init__(self, checkpoints: barriers.CheckpointParts, parts: mode.SlotParts) -> None:
-        """``checkpoints`` has a part of each task of the slot."""
         self.activity = 0
         self._parts = parts
         self._barriers = barriers.Barriers(checkpoints, parts)
@@ -322,7 +317,6 @@ class BarrierSlot(mode.SlotMode):
     # ------------------------------------------------------------ time
 
     def on_time(self, now: Now) -> mode.Instructions:
-        """Let barriers that have waited long enough overtake records, and see who is idle."""
         told = () if self._debloating is None else self._debloating.look(now.mono_ms)
         return [*told, *self._barriers.on_time(now)]
 

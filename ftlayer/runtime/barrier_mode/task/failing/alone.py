@@ -20,19 +20,10 @@ from ftlayer.functions.chains.firing import TimerKind
 from ftlayer.functions.current import UNTRACKED, Known, Tries
 from ftlayer.functions.undo import LateFailure, UndoLog, in_pieces
 from ftlayer.records.ids import pack_tries
-from ftlayer.runtime.barrier_mode.task.failing.attempts import (
-    NO_SCHEMAS,
-    Breakers,
-    Given,
-    OtherColumnsError,
-    RecordAttempts,
-    TimersAlone,
-    WaitingRecord,
-    rows_of,
-)
+from ftlayer.runtime.barrier_mode.task.failing import attempts as record_attempts
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Idle, Watermark
 from ftlayer.runtime.task.actions import Action
-from ftlayer.runtime.task.chain_rows import ChainRows, FailureCounts
+from ftlayer.runtime.task.chain_task import ChainRows, FailureCounts
 from ftlayer.runtime.task.contract import Suspects
 from ftlayer.runtime.task.pipeline import ChannelOutlet, OperatorChain, Passed, Routed
 from ftlayer.vertex.calls import Attempt
@@ -49,16 +40,14 @@ MOST_AT_ONCE = 1_000
 
 
 class WayOut(Protocol):
-    """The end of a chain whose records fail alone."""
-
     @property
     def refused(self) -> int:
         """How many rows have died behind the chain, in its sink."""
 
-    def route(self, given: Given, passed: Passed, log: UndoLog) -> Routed:
+    def route(self, given: record_attempts.Given, passed: Passed, log: UndoLog) -> Routed:
         """Ask where rows go. May raise `LateFailure`."""
 
-    def send(self, given: Given, routed: Routed, now: Now) -> list[Action]:
+    def send(self, given: record_attempts.Given, routed: Routed, now: Now) -> list[Action]:
         """Send them; says what became of the records, now or later, to the chain's `RecordAttempts`."""
 
 
@@ -67,21 +56,21 @@ class ToChannels:
 
     refused = 0
 
-    def __init__(self, outlet: ChannelOutlet, attempts: RecordAttempts) -> None:
+    def __init__(self, outlet: ChannelOutlet, attempts: record_attempts.RecordAttempts) -> None:
         self._outlet = outlet
         self._attempts = attempts
 
-    def route(self, given: Given, passed: Passed, log: UndoLog) -> Routed:
+    def route(self, given: record_attempts.Given, passed: Passed, log: UndoLog) -> Routed:
         return self._outlet.route(passed, log)
 
-    def send(self, given: Given, routed: Routed, now: Now) -> list[Action]:
+    def send(self, given: record_attempts.Given, routed: Routed, now: Now) -> list[Action]:
         self._attempts.ended(given, routed.failures, now)
         return self._outlet.send(None, given.payload.num_rows, routed)
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    given: Given
+    given: record_attempts.Given
     routed: Routed
 
     @property
@@ -95,7 +84,7 @@ class _Piece:
 
 
 class RecordsAlone(ChainRows):
-    """`ftlayer.runtime.task.chain_rows.ChainRows` of a chain with a failure policy.
+    """`ftlayer.runtime.task.chain_task.ChainRows` of a chain with a failure policy.
 
     Attributes:
         send_letters: sends dead letters on as records; None: they stay for the next checkpoint.
@@ -107,13 +96,13 @@ class RecordsAlone(ChainRows):
         policy: FailurePolicy,
         pipeline: OperatorChain,
         log: UndoLog,
-        attempts: RecordAttempts,
-        breakers: Breakers,
+        attempts: record_attempts.RecordAttempts,
+        breakers: record_attempts.Breakers,
         out: WayOut,
-        timers: TimersAlone | None,
+        timers: record_attempts.TimersAlone | None,
         suspects: Suspects,
         inputs: Sequence[pa.Schema],
-        inside: Mapping[str, pa.Schema] = NO_SCHEMAS,
+        inside: Mapping[str, pa.Schema] = record_attempts.NO_SCHEMAS,
     ) -> None:
         """``inputs`` are the schemas of what the chain takes. ``timers`` None: it is a sink.
 
@@ -141,7 +130,7 @@ class RecordsAlone(ChainRows):
 
     def take(self, input: int, batch: Batch, now: Now) -> list[Action]:
         watermark_ms = self._pipeline.stages[0].watermark_ms
-        actions = self._run(Given(input, batch.payload, batch.times, watermark_ms), now)
+        actions = self._run(record_attempts.Given(input, batch.payload, batch.times, watermark_ms), now)
         self._hurry(now)
         return actions
 
@@ -212,12 +201,11 @@ class RecordsAlone(ChainRows):
         return self._attempts.waiting.bytes > self._policy.max_waiting
 
     def _hurry(self, now: Now) -> None:
-        """See that nothing waits for long where the chain waits for it."""
         self._attempts.hurry(LOOK_MS if self._is_full else LAST_PAUSE_MS if self._ends else None, now)
 
     # ------------------------------------------------------------ rows
 
-    def _run(self, given: Given, now: Now) -> list[Action]:
+    def _run(self, given: record_attempts.Given, now: Now) -> list[Action]:
         given = self._without_condemned(given, now)
         actions = (
             self._run_one_by_one(given, now)
@@ -231,7 +219,7 @@ class RecordsAlone(ChainRows):
             return []
         return self.send_letters(letters)
 
-    def _run_one_by_one(self, given: Given, now: Now) -> list[Action]:
+    def _run_one_by_one(self, given: record_attempts.Given, now: Now) -> list[Action]:
         actions: list[Action] = []
         for row in range(given.payload.num_rows):
             self._suspects.about_to(given.payload, row, given.input)
@@ -239,7 +227,7 @@ class RecordsAlone(ChainRows):
             self._suspects.over()
         return actions
 
-    def _run_together(self, given: Given, now: Now) -> list[Action]:
+    def _run_together(self, given: record_attempts.Given, now: Now) -> list[Action]:
         if not given.payload.num_rows:
             return []
         actions: list[Action] = []
@@ -248,7 +236,7 @@ class RecordsAlone(ChainRows):
             actions += self._out.send(piece.given, piece.routed, now)
         return actions
 
-    def _piece(self, given: Given, now: Now, start: int, most: int) -> _Piece | None:
+    def _piece(self, given: record_attempts.Given, now: Now, start: int, most: int) -> _Piece | None:
         if start >= given.payload.num_rows:
             return None
         part = given.part(start, most)
@@ -267,7 +255,7 @@ class RecordsAlone(ChainRows):
         except LateFailure as late:
             raise LateFailure(start + late.row) from None
 
-    def _without_condemned(self, given: Given, now: Now) -> Given:
+    def _without_condemned(self, given: record_attempts.Given, now: Now) -> record_attempts.Given:
         convicted = self._suspects.convicted(given.payload, given.input)
         if not convicted:
             return given
@@ -279,7 +267,7 @@ class RecordsAlone(ChainRows):
             )
             self._attempts.condemned(given, row, attempt, now)
         rows = np.flatnonzero(keep)
-        return Given(
+        return record_attempts.Given(
             given.input,
             given.payload.filter(pa.array(keep)),
             None if given.times is None else given.times[rows],
@@ -288,13 +276,13 @@ class RecordsAlone(ChainRows):
             given.enters,
         )
 
-    def _given(self, records: list[WaitingRecord]) -> Given:
+    def _given(self, records: list[record_attempts.WaitingRecord]) -> record_attempts.Given:
         """Make rows of records that waited, all of one input, or of one operator inside the chain."""
         first = records[0]
         schema = self._inside[first.enters] if first.enters else self._inputs[first.input]
         try:
-            payload = rows_of([record.payload for record in records], schema)
-        except OtherColumnsError as error:
+            payload = record_attempts.rows_of([record.payload for record in records], schema)
+        except record_attempts.OtherColumnsError as error:
             raise IncompatibleCheckpointError(
                 f"{first.enters or self._uid!r}: a record waits for another attempt, and {error}. Restore with the "
                 "program that took the checkpoint until none waits"
@@ -305,14 +293,14 @@ class RecordsAlone(ChainRows):
         watermark_ms = max(
             self._pipeline.stages[0].watermark_ms, *(record.watermark_ms for record in records)
         )
-        return Given(first.input, payload, known, watermark_ms, records, first.enters)
+        return record_attempts.Given(first.input, payload, known, watermark_ms, records, first.enters)
 
 
-def _alike(waiting: WaitingRecord) -> tuple[str, int, bool]:
+def _alike(waiting: record_attempts.WaitingRecord) -> tuple[str, int, bool]:
     return waiting.enters, waiting.input, waiting.event_time_ms is None
 
 
-def _known(waiting: Sequence[WaitingRecord]) -> Known:
+def _known(waiting: Sequence[record_attempts.WaitingRecord]) -> Known:
     if not waiting:
         return UNTRACKED
     attempts = np.array([record.attempt for record in waiting], np.int32)

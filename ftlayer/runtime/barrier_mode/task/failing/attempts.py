@@ -146,7 +146,6 @@ class Breakers:
     """A breaker for each operator with a ``max_failing`` of its own, and the policy's for all others."""
 
     def __init__(self, chain: str, policy: Limit | None, own: Mapping[str, Limit]) -> None:
-        """``chain`` is its uid; ``own`` are by operator uid."""
         self._chain = chain
         self._own = {operator: CircuitBreaker(limit) for operator, limit in own.items()}
         self._rest = None if policy is None else CircuitBreaker(policy)
@@ -167,7 +166,6 @@ class Breakers:
             self._rest.outcome(records, failed.get("", 0), now_ms)
 
     def held(self, failure: RowFailure) -> RowFailure:
-        """Return a failure as it counts: while its breaker is open the failure uses up no attempt."""
         breaker = self._own.get(failure.operator, self._rest)
         if failure.fatal or breaker is None or breaker.state is not CircuitState.OPEN:
             return failure
@@ -215,7 +213,6 @@ class DrawnKeys:
     """Numbers in the place of keys, whose key groups are the subtask's own: state of other groups is not restored."""
 
     def __init__(self, groups: range, max_parallelism: int) -> None:
-        """``groups`` are the subtask's, of ``max_parallelism``."""
         self._groups = groups
         self._max_parallelism = max_parallelism
         self._drawn: list[int] = []
@@ -238,7 +235,6 @@ class HeadKeys:
     """
 
     def __init__(self, head: Operator | None, inputs: Sequence[pa.Schema], drawn: DrawnKeys) -> None:
-        """``head`` is the first operator of the chain that is a function, if there is one."""
         self._drawn = drawn
         self.inputs = tuple(inputs)
         columns = [()] * len(inputs) if head is None else keys_of(head)
@@ -358,7 +354,6 @@ class WaitingRecord:
         )
 
     def packed(self) -> tuple[object, ...]:
-        """Return it as the table holds it, without name, key and where it enters."""
         attempts = tuple(
             (each.number, each.at_ms, each.reason, each.operator, each.place, each.traceback)
             for each in self.attempts
@@ -435,7 +430,6 @@ class WaitingRecords:
                     self._take_in(replace(found, due_ms=min(found.due_ms, latest_ms)))
 
     def put(self, waiting: WaitingRecord) -> None:
-        """Have a record wait; one of that name is replaced."""
         old = self._all.get(waiting.name)
         if old is not None:
             self.bytes -= old.size
@@ -455,7 +449,6 @@ class WaitingRecords:
 
     @property
     def due_ms(self) -> int | None:
-        """Wall time (ms) at which the first is due; None if none waits."""
         while self._due and not self._is_current(self._due[0]):
             heapq.heappop(self._due)
         return self._due[0][0] if self._due else None
@@ -584,7 +577,6 @@ class RecordAttempts:
         self.waiting.remove(timer)
 
     def timer_failed(self, timer: WaitingRecord, failure: RowFailure, now: Now, *, waited: bool) -> None:
-        """A timer failed; ``waited``: it is not its first time."""
         self._decide(timer, failure, now, waited=waited)
 
     def new_timer(self, operator: str, key: Key, time_ms: int, now: Now, *, is_event: bool) -> WaitingRecord:
@@ -605,7 +597,6 @@ class RecordAttempts:
         )
 
     def condemned(self, given: Given, row: int, attempt: Attempt, now: Now) -> None:
-        """A record is not to be given to functions again: it is a dead letter."""
         (waiting,) = self._waiting_of(given, [row], now)
         attempts = with_attempt(waiting.attempts, attempt, waiting.first_failed_ms)
         self._bury(waiting, attempts, attempt.operator, now)
@@ -668,7 +659,6 @@ class RecordAttempts:
     # ------------------------------------------------------------ one record
 
     def _waiting_of(self, given: Given, rows: list[int], now: Now) -> list[WaitingRecord]:
-        """Return those of ``given`` in these rows, or, if they have not waited before, new ones."""
         if given.waiting:
             return [given.waiting[row] for row in rows]
         if not rows:
@@ -764,35 +754,28 @@ class _Piece:
         return bool(self.routed.failures)
 
 
+@dataclass(eq=False)
 class TimersAlone:
     """See the module. One subtask's; not for several threads."""
 
-    def __init__(
-        self,
-        pipeline: OperatorChain,
-        log: UndoLog,
-        outlet: ChannelOutlet,
-        attempts: RecordAttempts,
-        suspects: Suspects,
-    ) -> None:
-        self._pipeline = pipeline
-        self._log = log
-        self._outlet = outlet
-        self._attempts = attempts
-        self._suspects = suspects
+    pipeline: OperatorChain
+    log: UndoLog
+    outlet: ChannelOutlet
+    attempts: RecordAttempts
+    suspects: Suspects
 
     def fire(self, stage: int, kind: TimerKind, now: Now) -> list[Action]:
-        return self._fire(stage, self._pipeline.due_timers(stage, kind, now), _NONE, now)
+        return self._fire(stage, self.pipeline.due_timers(stage, kind, now), _NONE, now)
 
     def again(self, due: Sequence[WaitingRecord], now: Now) -> list[Action]:
         actions: list[Action] = []
         for (operator, kind), group in groupby(sorted(due, key=_alike), key=_alike):
-            stage = self._pipeline.stage_of_timers(operator)
+            stage = self.pipeline.stage_of_timers(operator)
             for waited in _each_once(group):
                 if stage is None:
                     self._no_longer(operator, waited, now)
                     continue
-                timers = self._pipeline.timers_again(stage, operator, kind, list(waited), now)
+                timers = self.pipeline.timers_again(stage, operator, kind, list(waited), now)
                 actions += self._fire(stage, timers, waited, now)
         return actions
 
@@ -800,30 +783,30 @@ class TimersAlone:
         reason = f"{operator!r} has no on_timer any more: nothing can fire for this timer"
         for timer in waited.values():
             failure = RowFailure(0, operator, reason, "", fatal=True)
-            self._attempts.timer_failed(timer, failure, now, waited=True)
+            self.attempts.timer_failed(timer, failure, now, waited=True)
 
     def _fire(self, stage: int, due: DueTimers, waited: Waited, now: Now) -> list[Action]:
         actions: list[Action] = []
-        self._log.traced = True
-        for _, piece in in_pieces(self._log, FIRED_AT_ONCE, partial(self._piece, stage, due, now)):
+        self.log.traced = True
+        for _, piece in in_pieces(self.log, FIRED_AT_ONCE, partial(self._piece, stage, due, now)):
             self._settle(piece, waited, now)
-            actions += self._outlet.send(None, piece.size, piece.routed)
-            self._suspects.over()
+            actions += self.outlet.send(None, piece.size, piece.routed)
+            self.suspects.over()
         return actions
 
     def _piece(self, stage: int, due: DueTimers, now: Now, start: int, most: int) -> _Piece | None:
-        suspects = self._suspects
+        suspects = self.suspects
         if suspects.one_at_a_time:
             most = 1
         guard = self._check if suspects.looks_at_timers else None
         try:
-            fired = self._pipeline.fire(stage, due, most, now, guard)
-            return None if fired is None else _Piece(fired, self._outlet.route(fired.passed, self._log))
+            fired = self.pipeline.fire(stage, due, most, now, guard)
+            return None if fired is None else _Piece(fired, self.outlet.route(fired.passed, self.log))
         except LateFailure as late:
             raise LateFailure(start + late.row) from None
 
     def _check(self, operator: str, kind: TimerKind, timer: Timer) -> None:
-        conviction = self._suspects.fires(operator, kind, *timer)
+        conviction = self.suspects.fires(operator, kind, *timer)
         if conviction is not None:
             error = PermanentFailure(conviction.reason)
             error.add_note(f"{conviction.place}: {conviction.traceback}")
@@ -833,14 +816,14 @@ class TimersAlone:
         failures = first_of_each(piece.routed.failures)
         for place, timer in enumerate(piece.fired.timers) if waited else ():
             if place not in failures and timer in waited:
-                self._attempts.timer_through(waited[timer])
+                self.attempts.timer_through(waited[timer])
         for place, failure in failures.items():
             key, time_ms = timer = piece.fired.timers[place]
             entry = waited.get(timer)
             if entry is None:
                 is_event = piece.fired.kind == "event"
-                entry = self._attempts.new_timer(piece.fired.operator, key, time_ms, now, is_event=is_event)
-            self._attempts.timer_failed(entry, failure, now, waited=timer in waited)
+                entry = self.attempts.new_timer(piece.fired.operator, key, time_ms, now, is_event=is_event)
+            self.attempts.timer_failed(entry, failure, now, waited=timer in waited)
 
 
 def _each_once(timers: Iterable[WaitingRecord]) -> Iterator[Waited]:
