@@ -45,6 +45,7 @@ from ftlayer.runtime.slot.links import ChannelServer, Roster, SlotLinks, receive
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.rules import events
 from ftlayer.runtime.slot.rules.core import SlotCore, SlotEvent
+from ftlayer.runtime.slot.rules.events import Mailbox
 from ftlayer.runtime.slot.rules.mode import Order, RunTracer, SlotContext
 from ftlayer.runtime.slot.sources import Reopening, Signal, Sources
 from ftlayer.runtime.task.build import build_task
@@ -193,7 +194,7 @@ class SlotLoop:
         self,
         core: SlotCore,
         sources: Sources,
-        mailbox: events.Mailbox[events.Event],
+        mailbox: Mailbox[events.Event],
         links: SlotLinks,
         pulse: Pulse,
         send: Callable[[messages.FromSlot], None],
@@ -248,8 +249,11 @@ class SlotLoop:
 
     def turn(self) -> bool:
         """Take the mail and run one task, or wait if there is nothing to do; False when the slot has ended."""
-        if self._mailbox.items:
-            self._take_mail()
+        for _ in range(min(MAX_MAIL, len(self._mailbox.items))):
+            event = self._mailbox.take()
+            if event is None or self._over:
+                break
+            self._handle(event)
         if self._over:
             return False
         now, core, mail = system_now(), self._core, self._mailbox.items
@@ -343,13 +347,6 @@ class SlotLoop:
 
     # ------------------------------------------------------------ mail
 
-    def _take_mail(self) -> None:
-        for _ in range(min(MAX_MAIL, len(self._mailbox.items))):
-            event = self._mailbox.take()
-            if event is None or self._over:
-                return
-            self._handle(event)
-
     def _handle(self, event: events.Event) -> None:
         match event:
             case events.FrameCame(slot, instance) | events.CreditCame(slot, instance):
@@ -391,7 +388,10 @@ class SlotLoop:
             case messages.AskStack():
                 raise JobError("the control client answers this, and the loop never gets it")
             case messages.DropPeers(epoch, slots):
-                self._drop(epoch, slots)
+                self._links.drop(epoch, slots)
+                for slot in slots:
+                    self._lost.pop(slot, None)
+                self._take(events.PeersGone(slots))
                 self._send(messages.PeersDropped(epoch))
             case messages.PeersUp():
                 for slot in self._links.up(message):
@@ -416,12 +416,6 @@ class SlotLoop:
             case _:
                 self._take(message)
 
-    def _drop(self, epoch: int, slots: tuple[int, ...]) -> None:
-        self._links.drop(epoch, slots)
-        for slot in slots:
-            self._lost.pop(slot, None)
-        self._take(events.PeersGone(slots))
-
 
 def bears_barrier(event: events.Event) -> bool:
     if isinstance(event, events.FrameCame):
@@ -429,7 +423,7 @@ def bears_barrier(event: events.Event) -> bool:
     return isinstance(event, events.CoordinatorSaid) and isinstance(event.message, messages.TriggerCheckpoint)
 
 
-def roots_in_mail(mailbox: events.Mailbox[events.Event]) -> Iterator[U64Array]:
+def roots_in_mail(mailbox: Mailbox[events.Event]) -> Iterator[U64Array]:
     """Yield the roots of what the loop has not looked at yet; may be called by any thread."""
     for event in mailbox.waiting():
         if isinstance(event, events.FrameCame):
@@ -512,7 +506,7 @@ class _Slot:
     def __init__(self, order: Order) -> None:
         self._order = order
         self._instance = uuid.uuid4().hex
-        self._mailbox: events.Mailbox[events.Event] = events.Mailbox(bears_barrier)
+        self._mailbox: Mailbox[events.Event] = Mailbox(bears_barrier)
         self._roster = Roster(order.job, self._instance)
         self._control = ControlClient(
             order.coordinator, job=order.job, slot=order.slot, instance=self._instance
