@@ -104,15 +104,15 @@ class Asking:
         """Give what asks the vertices, after it has asked them all once.
 
         With ``follow`` programs that begin later are found too, where no vertex is named. ``checkpoints`` are
-        directories with what drivers have said last, where these are no field; with ``only_there`` no vertex is asked
-        beside those with dead letters that is not named. Says of each that gives no answer why, but of those that were
-        found and whose driver was killed: a command that ``shows_killed`` does. Where one that was named gives none,
-        that is said behind what the others have, and the exit code is 1. Raises `ConfigError`, and where none answers,
-        and none is to be shown as killed, what the first one raised.
+        directories with what drivers have said last; with ``only_there`` no vertex is asked beside them that is not
+        named. Of each that gives no answer it is said why, but of those that were found and whose driver was killed: a
+        command that ``shows_killed`` does. Where one that was named gives none, the exit code is 1. Raises
+        `ConfigError`, and where none answers, and none is to be shown as killed, what the first one raised.
         """
         # gRPC's log is on stderr, a line an attempt; the error at the end says the same. Read when gRPC loads.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         from ftlayer.monitor.gather import Gatherer, StoredReports
+        from ftlayer.monitor.sources import sources_here
 
         key = None if self.key_file is None else read_secret(self.key_file, "--key-file")
         stored = tuple(StoredReports(url, key) for url in self.checkpoints or checkpoints)
@@ -123,7 +123,8 @@ class Asking:
             raise ConfigError("--store: it alone is asked: leave --vertex and --checkpoints out")
 
         def look() -> tuple[VertexSource | StoredReports, ...]:
-            return (*(_sources_now() if follows else sources), *stored)
+            found = sources_here() if follows else None
+            return (*(sources if found is None else (*found.sources, *found.killed)), *stored)
 
         follows = follow and not is_named and self.token_file is None
         gatherer = Gatherer(look, label="cli", deadline_ms=DEADLINE_MS)
@@ -211,59 +212,38 @@ def _opened(store: Path | None) -> Iterator[VertexSource | None]:
     with EmbeddedVertex(options, visits=True) as vertex:
         path = os.path.realpath(store)
         left = "killed" if (store / ACCESS_FILE).exists() else "gone"  # one that ends itself removes it
-        yield VertexSource(
-            short_name(os.path.basename(path)),
-            vertex.address,
-            vertex.token,
-            vertex.root_certs,
-            vertex.client_pem,
-            path,
-            left=left,
-        )
+        let_in = vertex.address, vertex.token, vertex.root_certs, vertex.client_pem
+        yield VertexSource(short_name(os.path.basename(path)), *let_in, path, left=left)
 
 
-def _sources_now() -> tuple[VertexSource, ...]:
-    from ftlayer.monitor.sources import sources_here
-
-    found = sources_here()
-    return (*found.sources, *found.killed)
-
-
-def _options(
-    vertex: Vertices = None,
-    token_file: TokenFile = None,
-    root_certs: RootCerts = None,
-    client_pem: ClientPem = None,
-    store: Store = None,
-    as_json: Json = False,
-) -> None:
-    """Name what `asking` adds to a command."""
-
-
-def _letter_options(checkpoints: Checkpoints = None, key_file: KeyFile = None) -> None:
-    """Name what `asking_letters` adds beside those of `asking`."""
+_OPTIONS = {
+    "vertex": Vertices,
+    "token_file": TokenFile,
+    "root_certs": RootCerts,
+    "client_pem": ClientPem,
+    "store": Store,
+    "as_json": Json,
+}
 
 
 def asking(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of `Asking` in place of its parameter ``asking``."""
-    return _with_options(command, _options)
+    return _with_options(command, _OPTIONS)
 
 
 def asking_letters(command: Callable[..., None]) -> Callable[..., None]:
     """Do as `asking`, for a command about dead letters, which are beside checkpoints too."""
-    return _with_options(command, _letter_options, _options)
+    return _with_options(command, {"checkpoints": Checkpoints, "key_file": KeyFile, **_OPTIONS})
 
 
-def _with_options(command: Callable[..., None], *named: Callable[..., None]) -> Callable[..., None]:
+def _with_options(command: Callable[..., None], options: dict[str, Any]) -> Callable[..., None]:
+    keyword = inspect.Parameter.KEYWORD_ONLY
     signature = inspect.signature(command, eval_str=True)
-    options = {
-        name: option
-        for each in named
-        for name, option in inspect.signature(each, eval_str=True).parameters.items()
-    }
-    own = [parameter for name, parameter in signature.parameters.items() if name != "asking"]
-    own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-    added = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options.values()]
+    own = [each.replace(kind=keyword) for name, each in signature.parameters.items() if name != "asking"]
+    added = [
+        inspect.Parameter(name, keyword, default=False if option is Json else None, annotation=option)
+        for name, option in options.items()
+    ]
 
     @functools.wraps(command)
     def wrapped(**given: Any) -> None:

@@ -75,7 +75,9 @@ def list_dead(
         views, names = gatherer.views(), gatherer.names()
         selections = [replace(each, newest=newest) for each in _selections(gatherer, where)]
         searches = {each.vertex: Search(each, names, now_ms) for each in selections}
-        known = _known_count(gatherer, selections, names, now_ms)
+        # How many are meant, where the vertices' own groups say it.
+        groups = [_whole_groups(gatherer, selection) for selection in selections]
+        known = None if None in groups else sum(group.count for some in groups for group in some or ())
         listing = records.listed(gatherer, searches, limit, known, newest=newest)
     total = sum(int(view.stats.get("dead_letters", 0)) for view in views if view.is_up)
     if not listing.records:
@@ -203,9 +205,8 @@ def edit(
         check_way_back(view, found[0].info, edited=True)
         row = edited_row(found[0].info, values or [], file)
         if not asking.as_json:
-            print_differences(
-                printing_console(), differences(json_of_row(found[0].info.payload), json_of_row(row))
-            )
+            changes = differences(json_of_row(found[0].info.payload), json_of_row(row))
+            print_differences(printing_console(), changes)
         elif dry_run:
             print_json(json_of_row(row))
         if dry_run:
@@ -348,7 +349,6 @@ def _edit_all(
 
 
 def _print_edits(editing: Editing, names: JobNames, now_ms: int) -> None:
-    """Print the first edits, how many there are, and which letters are left and why."""
     console = printing_console()
     for vertex, info, changes in editing.first:
         records.print_head(console, records.FoundRecords(vertex, info), names, now_ms, several=False)
@@ -390,9 +390,9 @@ def _print_changed(gatherer: Gatherer, action: str, changed: int, asked: int, le
 
 def _check_missing(missing: int) -> None:
     if missing:
+        are = "is" if missing == 1 else "are"
         warn(
-            f"{missing} of the keys {'is' if missing == 1 else 'are'} of no dead letter (now): `ftlayer dead list` "
-            "shows those there are"
+            f"{missing} of the keys {are} of no dead letter (now): `ftlayer dead list` shows those there are"
         )
         raise typer.Exit(EXIT_ERROR)
 
@@ -480,7 +480,7 @@ def _grouped(gatherer: Gatherer, selections: list[Selection]) -> list[LetterGrou
     found = []
     for selection in selections:
         vertex = selection.vertex
-        groups = _whole_groups(gatherer, selection, names, now_ms)
+        groups = _whole_groups(gatherer, selection)
         if groups is None:
             counted, search = LetterGroups(), Search(selection, names, now_ms)
             while (call := search.next_call()) is not None:
@@ -491,16 +491,7 @@ def _grouped(gatherer: Gatherer, selections: list[Selection]) -> list[LetterGrou
     return sorted(found, key=lambda group: -group.count)
 
 
-def _known_count(gatherer: Gatherer, selections: list[Selection], names: JobNames, now_ms: int) -> int | None:
-    """Return how many letters are meant, by the vertices' own groups; None where these do not say it."""
-    found = [_whole_groups(gatherer, selection, names, now_ms) for selection in selections]
-    known = [groups for groups in found if groups is not None]
-    return sum(group.count for groups in known for group in groups) if len(known) == len(found) else None
-
-
-def _whole_groups(
-    gatherer: Gatherer, selection: Selection, names: JobNames, now_ms: int
-) -> list[LetterGroup] | None:
+def _whole_groups(gatherer: Gatherer, selection: Selection) -> list[LetterGroup] | None:
     """Return the vertex's own groups that are meant; None where these do not say it, or do not have all letters."""
     from ftlayer.monitor.rules.plans import whole_groups
     from ftlayer.vertex.calls import DeadGroups
@@ -508,7 +499,7 @@ def _whole_groups(
     reply = gatherer.client(selection.vertex).call(DeadGroups())
     if reply.indexed < 1 or reply.left_out:
         return None
-    return whole_groups(selection, names, now_ms, reply.groups)
+    return whole_groups(selection, gatherer.names(), system_now().wall_ms, reply.groups)
 
 
 def _changed(gatherer: Gatherer, carrying: Carrying) -> int:

@@ -81,10 +81,8 @@ def _edited(text: str) -> str:
             subprocess.run([*shlex.split(editor), str(file)], check=True)
         except (OSError, ValueError, IndexError) as error:
             reason = getattr(error, "strerror", "") or str(error)
-            raise ConfigError(
-                f"EDITOR: {editor!r} cannot be started ({reason}); nothing was changed. Name another, or use --set or "
-                "--from"
-            ) from error
+            text = f"EDITOR: {editor!r} cannot be started ({reason}); nothing was changed"
+            raise ConfigError(f"{text}. Name another, or use --set or --from") from error
         except subprocess.CalledProcessError as error:
             warn(f"the editor {editor!r} failed (exit code {error.returncode}); nothing was changed")
             raise typer.Exit(EXIT_ERROR) from error

@@ -90,7 +90,6 @@ def jobs(
 
 
 def _forget(names: list[str], *, as_json: bool) -> None:
-    """Forget programs that were killed: those of this directory, or those that are named."""
     from ftlayer.monitor.rules.names import marked
     from ftlayer.monitor.sources import sources_here
 
@@ -157,7 +156,6 @@ def _table_of_vertices(views: tuple[VertexView, ...]) -> Table:
 
 
 def jobs_of(views: Iterable[VertexView]) -> list[tuple[VertexView, AnnouncedJob]]:
-    """Return all jobs in the order in which they are listed."""
     return [(view, announced) for view in views for announced in view.jobs]
 
 

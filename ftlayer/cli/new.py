@@ -128,7 +128,6 @@ class Choices:
 
     @property
     def extras(self) -> list[str]:
-        """The extras of ftlayer that source and sink need, sorted."""
         return sorted({self.source.extra, self.sink.extra} - {""})
 
 
@@ -151,9 +150,8 @@ def check_name(name: str) -> None:
     if name in ("test", "tests") or name in sys.stdlib_module_names or _is_installed(name):
         raise ConfigError(f"--name {name}: a module is called so already; give the project another name")
     if name in _DIRECTORIES:
-        raise ConfigError(
-            f"--name {name}: a project has a directory of this name beside its package; give it another name"
-        )
+        text = "a project has a directory of this name beside its package; give it another name"
+        raise ConfigError(f"--name {name}: {text}")
 
 
 def _is_installed(name: str) -> bool:
@@ -233,12 +231,9 @@ def project(choices: Choices) -> dict[str, str]:
 
     variables = _VARIABLE.findall(files[f"{NAME}/source.py"] + files[f"{NAME}/sink.py"])
     extras = f"[{','.join(choices.extras)}]" if choices.extras else ""
+    pieces = ("about.md", "dead-letters.md", "stop.md", "state.md", "stopping.txt")
     places = {
-        "about": files.pop("about.md"),
-        "dead_letters": files.pop("dead-letters.md"),
-        "stop": files.pop("stop.md"),
-        "state": files.pop("state.md"),
-        "stopping": files.pop("stopping.txt"),
+        **{name.partition(".")[0].replace("-", "_"): files.pop(name) for name in pieces},
         "source": Template((source / "README.md").read_text("utf-8")).substitute(),
         "sink": (sink / "README.md").read_text("utf-8"),
         "requirement": f"ftlayer{extras}>={__version__}",
@@ -308,12 +303,10 @@ def new(
     """
 
     check_free(dir)
+    if kind is None and mode is not None:
+        kind = ProjectKind.TOPOLOGY
     if kind is None:
-        kind = (
-            ProjectKind.TOPOLOGY
-            if mode is not None
-            else ProjectKind(_ask("Kind", ProjectKind, ProjectKind.QUERY))
-        )
+        kind = ProjectKind(_ask("Kind", ProjectKind, ProjectKind.QUERY))
     if kind is ProjectKind.TOPOLOGY and mode is None:
         mode = ProjectMode(_ask("Mode", ProjectMode, ProjectMode.ACKER))
     if source is None:

@@ -87,11 +87,8 @@ def fitting(console: Console, table: Table) -> Table:
     too_wide = width_of(table) - console.width
     if too_wide <= 0:
         return table
-    spare = 0
-    for column in table.columns:
-        widest = max(width_of(shown) for shown in (column.header, *column.cells))
-        if not column.no_wrap:
-            spare += max(widest - LEAST_BROKEN, 0)
+    broken = [(column.header, *column.cells) for column in table.columns if not column.no_wrap]
+    spare = sum(max(max(map(width_of, cells)) - LEAST_BROKEN, 0) for cells in broken)
     return table if spare >= too_wide else _a_line_a_cell(table)
 
 
@@ -165,5 +162,4 @@ def time_text(wall_ms: int) -> str:
 
 
 def rate_text(per_second: float | None) -> str:
-    """Return a rate; "" where it is not known."""
     return "" if per_second is None else f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:,.1f}"

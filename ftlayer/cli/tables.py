@@ -119,7 +119,6 @@ def listed_facts(path: Path, records: Iterator[RecordInfo], limit: int) -> Facts
 def print_records(
     console: Console, path: Path, records: Iterator[RecordInfo], title: str, limit: int
 ) -> None:
-    """Print up to ``limit`` records as lists have them, and how many there are."""
     found = tuple(FoundRecords(path.name, record) for record in islice(records, limit))
     count = len(found) + sum(1 for _ in records)
     if not found:

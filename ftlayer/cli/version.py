@@ -5,6 +5,7 @@ Private are paths (they name people and projects), names of hosts, and values of
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -65,7 +66,7 @@ def installation(package: Path = Path(ftlayer.__file__).parent) -> dict[str, Any
         distribution = metadata.distribution("ftlayer")
     except metadata.PackageNotFoundError:
         return {"installed": "not by pip"}
-    origin = _json(distribution.read_text("direct_url.json"))
+    origin = json.loads(distribution.read_text("direct_url.json") or "{}")
     if origin.get("dir_info", {}).get("editable"):
         source = Path(unquote(urlsplit(origin["url"]).path)).resolve()
         if source in package.parents:
@@ -76,13 +77,6 @@ def installation(package: Path = Path(ftlayer.__file__).parent) -> dict[str, Any
         built = "a wheel" if any("manylinux" in tag for tag in tags) else "built from its sources"
         return {"installed": built, "tags": tags, **({"commit": commit[:12]} if commit else {})}
     return {"installed": f"not by pip, which has installed {distribution.version} elsewhere"}
-
-
-def _json(text: str | None) -> dict[str, Any]:
-    import json
-
-    found: dict[str, Any] = json.loads(text) if text else {}
-    return found
 
 
 def _commit(source: Path) -> dict[str, Any]:
@@ -111,7 +105,6 @@ def _git(source: Path, *arguments: str) -> str:
 
 
 def extension() -> dict[str, str]:
-    """Return what the C extension was built by, or why it is missing."""
     try:
         from ftlayer import _native
     except ImportError as error:
@@ -125,6 +118,7 @@ def _without_paths(text: str) -> str:
 
 def _system() -> dict[str, Any]:
     library, library_version = platform.libc_ver()
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "kernel": f"{platform.system()} {platform.release()}",
         "architecture": platform.machine(),
@@ -132,13 +126,9 @@ def _system() -> dict[str, Any]:
         "c_library": f"{library} {library_version}".strip() or "unknown",
         "processor": _processor(),
         "processors": os.cpu_count(),
-        "usable_processors": _usable_processors(),
+        "usable_processors": usable,
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
     }
-
-
-def _usable_processors() -> int | None:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _system_name() -> str:
@@ -183,13 +173,11 @@ def spark_jars() -> dict[str, str]:
 
 
 def packages() -> dict[str, str | None]:
-    """Return the versions of what ftlayer is built on; None for what is missing."""
     names = [name for name, extra in _requirements() if not extra]
     return {name: _version(name) for name in (*names, *BROUGHT_ALONG)}
 
 
 def extras() -> dict[str, dict[str, str | None]]:
-    """Return for each extra the versions of its packages; None for those that are missing."""
     found: dict[str, dict[str, str | None]] = {}
     for name, extra in _requirements():
         if extra and extra not in WORKING_EXTRAS:
@@ -259,25 +247,17 @@ def as_text(facts: dict[str, Any]) -> str:
         ("Spark", _or_missing(facts["spark"], "{version} for Scala {scala}, the jars of {jars_of}")),
         ("packages", _versions(facts["packages"])),
     ]
-    rows += [
-        (f"[{extra}]", _versions(versions))
-        for extra, versions in facts["extras"].items()
-        if any(versions.values())
-    ]
-    absent = [extra for extra, versions in facts["extras"].items() if not any(versions.values())]
-    if absent:
+    there = {extra: versions for extra, versions in facts["extras"].items() if any(versions.values())}
+    rows += [(f"[{extra}]", _versions(versions)) for extra, versions in there.items()]
+    if absent := [extra for extra in facts["extras"] if extra not in there]:
         rows.append(("no extras", ", ".join(absent)))
-    return "\n".join(
-        textwrap.fill(
-            text,
-            WIDTH,
-            initial_indent=f"{label:<{LABEL}} ",
-            subsequent_indent=" " * (LABEL + 1),
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        for label, text in rows
-    )
+    wrapper = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False)
+    wrapper.subsequent_indent = " " * (LABEL + 1)
+    lines = []
+    for label, text in rows:
+        wrapper.initial_indent = f"{label:<{LABEL}} "
+        lines.append(wrapper.fill(text))
+    return "\n".join(lines)
 
 
 def _or_missing(facts: dict[str, str], form: str) -> str:

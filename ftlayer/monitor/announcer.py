@@ -125,7 +125,6 @@ class JobAnnouncer:
             self._wake.wait(min(SOON_S, self._every_s) if self._announce_all() else self._every_s)
 
     def _announce_all(self) -> bool:
-        """Announce all jobs; return whether there is something more to say at once."""
         with self._lock:
             jobs = list(self._jobs)
         news = [self._announce(job) for job in jobs]
@@ -157,7 +156,10 @@ class JobAnnouncer:
         try:
             details = job.telling.details(job.known_checkpoint, with_plan=job.with_plan)
             job.is_final, job.name = details.final, details.name
-            call = AnnounceJob(_with_failures(details, job.failures), answers)
+            if job.failures:
+                counters = details.counters | {"announcements_failed": job.failures}
+                details = replace(details, counters=counters)
+            call = AnnounceJob(details, answers)
             reply = self._board.call(call, deadline_ms=DEADLINE_MS)
         except StaleOwnerError as error:
             logger.info("job %r is announced no more: %s", job.name, error)
@@ -175,7 +177,9 @@ class JobAnnouncer:
             job.is_over = job.is_final and job.orders.is_idle
             news = job.orders.has_news
         for order in begin:
-            self._in_thread(job, order)
+            # A thread each: a savepoint takes minutes, and may be what a cancel is to end.
+            name = f"ftlayer-order-{order.action}"
+            threading.Thread(target=self._carry_out, args=(job, order), name=name, daemon=True).start()
         return news
 
     def _failed(self, job: _Announced, error: Exception) -> None:
@@ -189,12 +193,6 @@ class JobAnnouncer:
 
     # ------------------------------------------------------------ orders
 
-    def _in_thread(self, job: _Announced, order: JobOrder) -> None:
-        # One each: a savepoint takes minutes, and may be what a cancel is to end.
-        threading.Thread(
-            target=self._carry_out, args=(job, order), name=f"ftlayer-order-{order.action}", daemon=True
-        ).start()
-
     def _carry_out(self, job: _Announced, order: JobOrder) -> None:
         logger.info("job %r is asked by %s to %s", job.name, order.by, order.action)
         try:
@@ -207,9 +205,3 @@ class JobAnnouncer:
         with self._lock:
             job.orders.ended(order.id, state, text[:MAX_ANSWER_CHARS], time.time_ns() // 1_000_000)
         self._wake.set()
-
-
-def _with_failures(details: JobDetails, failures: int) -> JobDetails:
-    if not failures:
-        return details
-    return replace(details, counters=details.counters | {"announcements_failed": failures})

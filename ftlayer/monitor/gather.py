@@ -504,7 +504,6 @@ class Gatherer:
         return tuple(views)
 
     def names(self) -> JobNames:
-        """Return how people call the jobs and streams in `views`."""
         return JobNames(self.views())
 
     def client(self, vertex: str) -> Client:

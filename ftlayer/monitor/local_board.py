@@ -49,16 +49,14 @@ from ftlayer.vertex.wire.frames import decode_call, encode_health, encode_reply
 logger = logging.getLogger(__name__)
 
 
-# Keeps what is said of jobs beside their checkpoints, every ten seconds and at the end: for when the driver is gone.
-#
-# It is a board that gives no orders: announced to by a thread of its own, since a file system may be slow.
-
-
 EVERY_S = 10.0
 
 
 class ReportKeeper:
-    """Keeps the reports of a program's jobs, each in the checkpoint directory of its run."""
+    """Keeps the reports of a program's jobs in their checkpoint directories, for when the driver is gone.
+
+    It is a board that gives no orders: announced to by a thread of its own, since a file system may be slow.
+    """
 
     def __init__(self, *, every_s: float = EVERY_S) -> None:
         """``every_s``: the pause between two reports of a job. Starts nothing."""
@@ -152,7 +150,6 @@ class LocalBoard:
         return expected(reply)
 
     def _note(self, job: calls.JobDetails) -> None:
-        """Tell `on_jobs` what runs now, where that has changed."""
         before = dict(self._run)
         if job.final:
             self._run.pop(job.run, None)
@@ -205,7 +202,6 @@ class BoardServer(TokenServer):
         board.on_jobs = self._name_jobs
 
     def _name_jobs(self, jobs: str) -> None:
-        """Let tools know what ran, where the program is killed and nothing can be asked."""
         try:
             write_access(Path(self._sockets.path) / FOUND_ACCESS_FILE, replace(self._access, job=jobs))
         except StorePathError as error:
@@ -250,16 +246,11 @@ class _Program:
         self._otlp: OtlpMetrics | None = None
 
     def tell(self, host: str, port: int) -> None:
-        """Let Prometheus ask what the jobs are doing, by one endpoint a port. `ConfigError` for one that is taken."""
         with self._lock:
             if port not in self._endpoints:
                 self._endpoints[port] = Metrics(self._counted, host, port).__enter__()
 
     def push(self, endpoint: str | None) -> None:
-        """Push metrics to a collector until the program ends; the first call says which one.
-
-        Raises what `OtlpMetrics` does.
-        """
         with self._lock:
             if self._otlp is None:
                 self._otlp = OtlpMetrics(self._families, endpoint, "ftlayer-driver").__enter__()

@@ -78,15 +78,10 @@ class VertexSource:
         """What to say where its driver was killed, so that its access file was left; None otherwise."""
         if not self.file or is_process(self.pid):
             return None
-        store, path = "", self.path
-        if path:
-            store = (
-                f"; until then ftlayer inspect {path} shows what its store has, and --store {path} asks it"
-            )
-        ran = f"which ran {self.job}" if self.job else "which served it"
-        return VertexUnavailableError(
-            f"process {self.pid}, {ran}, was killed: start the program again{store}"
-        )
+        path, ran = self.path, f"which ran {self.job}" if self.job else "which served it"
+        store = f"; until then ftlayer inspect {path} shows what its store has, and --store {path} asks it"
+        text = f"process {self.pid}, {ran}, was killed: start the program again{store if path else ''}"
+        return VertexUnavailableError(text)
 
     def forget(self) -> None:
         """Remove what tools find its driver by, where that was killed; its store stays."""
@@ -98,14 +93,8 @@ class VertexSource:
 
     def client(self, label: str) -> VertexClient:
         """Return a client of it; connects with the first call. Raises `ConfigError` for certificates that are none."""
-        return VertexClient(
-            self.address,
-            self.token,
-            root_certs=self.root_certs,
-            client_pem=self.client_pem,
-            client_id=label,
-            deadline_ms=DEADLINE_MS,
-        )
+        certs = {"root_certs": self.root_certs, "client_pem": self.client_pem}
+        return VertexClient(self.address, self.token, **certs, client_id=label, deadline_ms=DEADLINE_MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +145,8 @@ def sources_here() -> FoundSources:
     left_out = []
     for directory in socket_directories():
         path = directory / FOUND_ACCESS_FILE
-        if not os.path.exists(
-            path
-        ):  # what it leads to may be in a directory that is closed to this user by now
+        # What it leads to may be in a directory that is closed to this user by now.
+        if not os.path.exists(path):
             continue  # of slots, or of a driver that is about to begin or end
         try:
             source = _of_file(Path(os.path.realpath(path)))
@@ -176,10 +164,8 @@ def sources_here() -> FoundSources:
 def _at_address(address: str, token: str, root_certs: bytes | None, client_pem: bytes | None) -> VertexSource:
     where = parse_address(address, "--vertex")
     name = Path(where.path).stem if where.path else f"{where.host}-{where.port}"
-    is_tls = where.tls
-    return VertexSource(
-        short_name(name), address, token, root_certs if is_tls else None, client_pem if is_tls else None
-    )
+    certs = (root_certs, client_pem) if where.tls else (None, None)
+    return VertexSource(short_name(name), address, token, *certs)
 
 
 def _at_path(path: Path, token: Callable[[], str]) -> VertexSource:
@@ -199,22 +185,13 @@ def _at_path(path: Path, token: Callable[[], str]) -> VertexSource:
 def _of_file(file: Path) -> VertexSource:
     access = read_access(file)
     is_store = file.name == ACCESS_FILE
-    return VertexSource(
-        short_name(file.parent.name) if is_store else f"driver-{access.pid}",
-        access.address,
-        access.token,
-        access.root_certs,
-        access.client_pem,
-        str(file.parent) if is_store else "",
-        str(file),
-        access.pid,
-        access.directory,
-        access.job,
-    )
+    name = short_name(file.parent.name) if is_store else f"driver-{access.pid}"
+    let_in = access.address, access.token, access.root_certs, access.client_pem
+    path = str(file.parent) if is_store else ""
+    return VertexSource(name, *let_in, path, str(file), access.pid, access.directory, access.job)
 
 
 def short_name(name: str) -> str:
-    """Return a word of letters, digits and ``. _ -`` for something of any name."""
     return _ODD.sub("-", name).strip("-") or "vertex"
 
 

@@ -174,9 +174,8 @@ class RunDirectory:
 
     def dead_lines_in_files(self) -> Iterator[DeadLine]:
         for columns in _columns(self.dead_letters):
-            for record, reason, attempts in zip(
-                columns["record"], columns["reason"], columns["attempts"], strict=True
-            ):
+            letters = (columns[name] for name in ("record", "reason", "attempts"))
+            for record, reason, attempts in zip(*letters, strict=True):
                 line, _ = split_record(json.loads(record)["value"])
                 yield DeadLine(line, reason, attempts)
 

@@ -200,7 +200,6 @@ class Ledger:
 
     @property
     def balanced(self) -> bool:
-        """Whether every line is where it must be, once."""
         done = self.first_try + self.after_replay + self.repeated + self.mended
         return done + self.purged + self.dead == self.records_in and not any(
             getattr(self, fault) for fault in FAULTS
@@ -216,7 +215,6 @@ class Ledger:
 
 
 def recount(files: Iterable[tuple[str, list[str]]]) -> Expected:
-    """Work out what must come of the input, one line after the other, in plain Python."""
     expected = Expected()
     for name, records in files:
         for record in records:

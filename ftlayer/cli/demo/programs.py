@@ -96,7 +96,6 @@ def prepare(pattern: str | None, directory: Path, *, max_lines: int, batches: in
 
 
 def prepared_files(directory: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield the name and the records of each file that `prepare` wrote."""
     for path in sorted(directory.glob("part-*.txt")):
         yield path.name, path.read_bytes().decode().removesuffix("\n").split("\n")
 
@@ -170,7 +169,6 @@ class Partition:
 
 
 def lines_read(mark: Path) -> int:
-    """Return what a mark holds; 0 where there is none yet."""
     try:
         return int(mark.read_bytes() or b"0")
     except FileNotFoundError:

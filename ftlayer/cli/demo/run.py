@@ -328,7 +328,6 @@ BALANCED = {
 
 
 def faults(kind: Kind) -> dict[str, str]:
-    """Return the faults that this kind of run can have, and what each would mean."""
     if kind is Kind.TRACKED:
         return {**FAULTS, "duplicated": "there more than once, though nothing was replayed"}
     return {**FAULTS, "miscounted": MISCOUNTED} if kind is Kind.CHECKPOINTED else FAULTS
@@ -354,7 +353,6 @@ class RunOutcome:
 
 
 def print_outcome(console: Console, outcome: RunOutcome) -> None:
-    """Print the ledger and what it says, and the list of checkpoints."""
     say, tally, found = partial(console.print, soft_wrap=True), outcome.tally, outcome.ledger
     if outcome.kind is Kind.CHECKPOINTED:
         console.print(_checkpoint_table(outcome.checkpoints))
@@ -421,7 +419,6 @@ def _checkpoint_table(checkpoints: Checkpoints) -> Table:
 
 
 def print_next(console: Console, kind: Kind, directory: RunDirectory, *, kept: bool) -> None:
-    """Say where the run is, and what to look at."""
     root, store = (directory.root, directory.store) if kept else ("PATH", "PATH/ft")
     dead, where = f"ftlayer dead list --store {store}", "in the vertex' store"
     if kind is Kind.CHECKPOINTED:
@@ -469,7 +466,6 @@ class Screen:
     """Shows happenings. Use it as a context; `show` is for what happens, `idle` for when nothing does."""
 
     def __init__(self, console: Console, tally: Tally, explanation: str, lines: int) -> None:
-        """Say what is about to happen to so many ``lines``."""
         self._console, self._tally, self._lines = console, tally, lines
         self._since = self._starting_since = time.monotonic()
         self._state, self._starting = "starting", ""

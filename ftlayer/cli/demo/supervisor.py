@@ -190,7 +190,6 @@ class Supervisor:
         threading.Thread(target=_read_events, args=given, name="demo-events", daemon=True).start()
 
     def _kill_slot(self) -> tuple[int, int]:
-        """Kill the process of any slot; return its number and its pid."""
         assert self._latest is not None
         slots = [(number, pid) for number, pid in enumerate(self._latest.pids) if pid]
         if not slots:

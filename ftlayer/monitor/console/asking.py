@@ -63,7 +63,6 @@ _CANCEL = Action(
 
 
 def actions_of(job: calls.JobDetails) -> tuple[Action, ...]:
-    """Return what can be asked of a job; the driver has the last word."""
     if job.final:
         return ()
     if job.kind is calls.JobKind.QUERY:

@@ -78,7 +78,6 @@ class EdgeRoute:
 
     @property
     def label_at(self) -> Point:
-        """The middle of the curve where a label has room."""
         return self.curves[len(self.curves) // 2 if self.edge.back else 0].at(0.5)
 
 
@@ -161,7 +160,6 @@ def _closing(
 
 
 def _columns_of(uids: Sequence[str], edges: Sequence[LayoutEdge]) -> dict[str, int]:
-    """Return each node's column: one behind the last of those before it."""
     arriving = dict.fromkeys(uids, 0)
     leaving: dict[str, list[str]] = defaultdict(list)
     for edge in edges:
@@ -198,7 +196,6 @@ def _cells(
 
 
 def _in_columns(cells: Mapping[str, _Cell]) -> list[list[_Cell]]:
-    """Return all cells by column, lanes behind the nodes that they come from."""
     table: dict[int, list[_Cell]] = defaultdict(list)
     for cell in cells.values():
         table[cell.column].append(cell)
@@ -494,7 +491,6 @@ def area(values: Sequence[float], label: str) -> Markup:
 
 
 def largest_of(values: Sequence[float]) -> float:
-    """Return the value at the top of a chart: the largest, or 1 where none is above 0."""
     return max((value for value in values if math.isfinite(value)), default=0.0) or 1.0
 
 

@@ -76,7 +76,6 @@ def moment(iso: str | None) -> str:
 
 
 def of(number: int, one: str, many: str) -> str:
-    """Return a number with its word: ``1 job``, ``2 jobs``."""
     return f"{count(number)} {one if number == 1 else many}"
 
 

@@ -113,7 +113,6 @@ class Guard:
 
 
 def session_key(headers: Headers, cookie: str) -> str:
-    """Return the id of the session that a request brings, "" for none."""
     try:
         cookies = SimpleCookie(headers.get("cookie", ""))
     except CookieError:
@@ -128,7 +127,6 @@ def peer_of(scope: Scope) -> str:
 
 
 def too_many(wait_ms: int) -> str:
-    """Return what is said to a peer that has given too many wrong tokens."""
     return f"too many wrong tokens from your address; try again in {wait_ms // 1_000 + 1} s"
 
 

@@ -169,7 +169,6 @@ class LivePage:
         context: Callable[[Visit], Context],
         here: str,
     ) -> None:
-        """Describe a page at ``route``; ``here`` is its place in the navigation."""
         self._pattern, _, _ = compile_path(route)
         self._template, self._parts, self._context, self._here = template, parts, context, here
 
@@ -203,7 +202,6 @@ def _part(visit: Visit, name: str, context: Context) -> Markup:
 
 
 def events(request: Request, pages: tuple[LivePage, ...], streams: set[object]) -> StreamingResponse:
-    """Return the news of the page that the query names, for as long as the browser listens."""
     where = urlsplit(request.query_params.get("page", ""))
     for live in pages:
         params = live.match(where.path)

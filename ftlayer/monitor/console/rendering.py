@@ -67,7 +67,6 @@ def page(
 
 
 def render(caller: Caller | None, template: str, **context: Any) -> str:
-    """Return a template as text, for one who looks at it."""
     can_ask = caller is not None and caller.user.is_operator
     asked = {"caller": caller, "csrf": lambda: csrf_field(caller), "can_ask": can_ask}
     return templates().get_template(template).render(**asked, **context)
@@ -85,7 +84,6 @@ def go_to(place: str) -> Response:
 
 
 def csrf_field(caller: Caller | None) -> Markup:
-    """Return the hidden field that says that a form is from one of our pages."""
     token = "" if caller is None or caller.session is None else caller.session.csrf
     return Markup('<input type="hidden" name="csrf" value="{}">').format(token)
 

@@ -206,8 +206,6 @@ class Console:
 
 @dataclass(frozen=True, slots=True)
 class ChosenGroup:
-    """A group of dead letters: the number that it has in its stream."""
-
     vertex: str
     number: int
     stream: str

@@ -91,7 +91,6 @@ LIVE_PAGES = (overview.LIVE, jobs.GRAPH_PAGE, jobs.CHECKPOINT_PAGE, dead.LIVE, d
 
 
 def create_app(console: Console) -> ASGIApp:
-    """Return the application of a console, its guard in front."""
     about: dict[str, Any] = {"title": "ftlayer console", "version": __version__, "openapi_url": OPENAPI}
     app = FastAPI(**about, docs_url=None, redoc_url=None)
     app.state.console = console
@@ -151,7 +150,6 @@ def _on_invalid(request: Request, error: Exception) -> Response:
 
 
 def _problem(error: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what is wrong with a field or a parameter, and what to do about it."""
     where = ".".join(map(str, error["loc"][1:])) or "the body"
     match error["type"]:
         case "missing":

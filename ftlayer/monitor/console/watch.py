@@ -82,7 +82,6 @@ class Watch:
         self._gatherer.close()
 
     def silent_ms(self) -> int:
-        """Return for how long the thread that asks has not come round."""
         return self._clock().mono_ms - self._turned_ms
 
     def views(self) -> tuple[VertexView, ...]:
@@ -283,7 +282,6 @@ class Counted:
 
 
 def console_families(traffic: Traffic, sessions: Sessions, watch: Watch, now_ms: int) -> Families:
-    """Return the values of now; asks boards, but no vertex."""
     families = Families()
     add_build(families, __version__)
     traffic.add_to(families)

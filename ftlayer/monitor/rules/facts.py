@@ -486,7 +486,6 @@ def job_facts(
     hour: calls.Hour | None = None,
     mask: bool = False,
 ) -> Facts:
-    """Return all that is known of a job; with ``hour`` it is judged by this too."""
     job = announced.job
     found = bottleneck(job)
     return {

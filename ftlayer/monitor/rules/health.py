@@ -103,7 +103,6 @@ class Health(StrEnum):
 
     @property
     def rank(self) -> int:
-        """0 for ok, and the worse the higher."""
         return list(Health).index(self)
 
 

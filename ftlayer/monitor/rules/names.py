@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -156,33 +156,28 @@ class JobNames:
         self._streams: dict[JobKey, list[str]] = {}
         self._views = {view.vertex: view for view in views}
         for view in self._views.values():
-            self._add(view)
+            for stream in view.streams:
+                key = JobKey(view.vertex, stream.owner)
+                self._titles[key] = stream.title or stream.owner
+                self._streams.setdefault(key, []).append(stream.stream)
+            for announced in view.jobs:
+                job, key = announced.job, JobKey(view.vertex, announced.job.owner)
+                self._titles[key] = job.name or job.owner
+                self._since_ms[key] = job.since_ms
+                if not job.final and not announced.is_silent:
+                    self._alive.add(key)
         self._labels = self._made_labels()
-
-    def _add(self, view: VertexView) -> None:
-        for stream in view.streams:
-            key = JobKey(view.vertex, stream.owner)
-            self._titles[key] = stream.title or stream.owner
-            self._streams.setdefault(key, []).append(stream.stream)
-        for announced in view.jobs:
-            job = announced.job
-            key = JobKey(view.vertex, job.owner)
-            self._titles[key] = job.name or job.owner
-            self._since_ms[key] = job.since_ms
-            if not job.final and not announced.is_silent:
-                self._alive.add(key)
 
     def _made_labels(self) -> dict[JobKey, str]:
         alike = Counter((key.vertex, title) for key, title in self._titles.items())
         labels = {}
         for key, title in self._titles.items():
-            since_ms = self._since_ms.get(key, 0)
-            if alike[key.vertex, title] == 1:
-                labels[key] = title
-            elif since_ms:
-                labels[key] = f"{title} ({_time(since_ms)})"
-            else:
-                labels[key] = f"{title} ({key.owner[:_DRAWN_CHARS]})"
+            labels[key] = title
+            if alike[key.vertex, title] > 1:
+                mark = key.owner[:_DRAWN_CHARS]
+                if since_ms := self._since_ms.get(key, 0):
+                    mark = datetime.fromtimestamp(since_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+                labels[key] = f"{title} ({mark})"
         again = Counter((key.vertex, label) for key, label in labels.items())
         return {
             key: label if again[key.vertex, label] == 1 else f"{label} {key.owner[:_DRAWN_CHARS]}"
@@ -190,15 +185,12 @@ class JobNames:
         }
 
     def place(self, vertex: str) -> str:
-        """Return what a vertex is called, and where its store is, or its address."""
         return self._views[vertex].place if vertex in self._views else vertex
 
     def label(self, vertex: str, owner: str) -> str:
-        """Return what a job is called; its owner's name where nothing else is known."""
         return self._labels.get(JobKey(vertex, owner), owner)
 
     def stream(self, vertex: str, stream: str) -> str:
-        """Return a stream as ``<what its job is called>/<source>``; an ingest as it is."""
         if stream.startswith(INGEST):
             return stream
         owner = owner_of(stream)
@@ -228,15 +220,14 @@ class JobNames:
 
     def streams(self, text: str) -> tuple[tuple[str, str], ...]:
         """Return (vertex, stream) of all that ``text`` may mean: a stream, or all of a job, by any of their names."""
-        return tuple(sorted(self._streams_called(text)))
-
-    def _streams_called(self, text: str) -> Iterator[tuple[str, str]]:
+        found = []
         for key, streams in self._streams.items():
             called = self._called(key)
             for stream in streams:
                 source = stream.removeprefix(key.owner)
                 if text in called or text == stream or text in {name + source for name in called}:
-                    yield key.vertex, stream
+                    found.append((key.vertex, stream))
+        return tuple(sorted(found))
 
     def _called(self, key: JobKey) -> set[str]:
         names, view = {self._titles[key], self._labels[key], key.owner}, self._views[key.vertex]
@@ -248,7 +239,3 @@ class JobNames:
         label = self._labels[key]
         elsewhere = any(other.vertex != key.vertex and self._labels[other] == label for other in among)
         return f"{key.vertex}:{label}" if elsewhere else label
-
-
-def _time(wall_ms: int) -> str:
-    return datetime.fromtimestamp(wall_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

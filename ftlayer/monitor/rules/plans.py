@@ -233,8 +233,6 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlanScope:
-    """Letters of one vertex: what it is asked to find them."""
-
     vertex: str
     select: calls.SelectRecords
 

@@ -69,9 +69,7 @@ def json_of_row(batch: pa.RecordBatch) -> dict[str, Any]:
 
     Raises `ConfigError` naming the column for a type that has no form here (a union).
     """
-    return {
-        name: _plain_of(column, name) for name, column in zip(batch.schema.names, batch.columns, strict=True)
-    }
+    return {name: _plain_of(each, name) for name, each in zip(batch.schema.names, batch.columns, strict=True)}
 
 
 def json_of_column(batch: pa.RecordBatch, name: str) -> Any:
@@ -126,11 +124,7 @@ def structured_row(batch: pa.RecordBatch) -> dict[str, Any]:
         found = structure_of(value) if isinstance(value, str) else None
         return value if found is None or texts[_key(found)] != value else {JSON: found}
 
-    return {name: _leaves(row[name], field.type, structured) for name, field in _fields(batch)}
-
-
-def _fields(batch: pa.RecordBatch) -> list[tuple[str, pa.Field]]:
-    return list(zip(batch.schema.names, batch.schema, strict=True))
+    return {field.name: _leaves(row[field.name], field.type, structured) for field in batch.schema}
 
 
 def _texts_in(batch: pa.RecordBatch) -> dict[str, str]:
@@ -143,8 +137,8 @@ def _texts_in(batch: pa.RecordBatch) -> dict[str, str]:
             texts[_key(found)] = ""
         return value
 
-    for name, field in _fields(batch):
-        _leaves(row[name], field.type, noted)
+    for field in batch.schema:
+        _leaves(row[field.name], field.type, noted)
     return texts
 
 
@@ -292,28 +286,22 @@ def array_of(values: list[Any], kind: pa.DataType) -> pa.Array:
             [None if value is None else place for place, value in enumerate(values)], kind.index_type
         )
         return pa.DictionaryArray.from_arrays(places, array_of(values, kind.value_type), ordered=kind.ordered)
-    if pa.types.is_struct(kind):
+    if pa.types.is_struct(kind) and kind.num_fields:
         fields = [kind.field(i) for i in range(kind.num_fields)]
-        parts = [
-            array_of([None if value is None else value[field.name] for value in values], field.type)
-            for field in fields
-        ]
-        return (
-            pa.StructArray.from_arrays(parts, fields=fields, mask=nulls) if parts else pa.array(values, kind)
-        )
+        parts = [array_of([value and value[each.name] for value in values], each.type) for each in fields]
+        return pa.StructArray.from_arrays(parts, fields=fields, mask=nulls)
     if pa.types.is_map(kind):
         entries = [entry for value in values for entry in value or ()]
-        keys, items = (
-            array_of([entry[i] for entry in entries], part)
-            for i, part in enumerate((kind.key_type, kind.item_type))
-        )
+        keys = array_of([key for key, _ in entries], kind.key_type)
+        items = array_of([item for _, item in entries], kind.item_type)
         return pa.MapArray.from_arrays(_offsets(values, pa.int32()), keys, items, type=kind)
     if is_list(kind):
         return _list_array(values, kind, nulls)
     if is_string(kind):
         # Arrow would refuse what is not UTF-8; Spark's strings need not be.
         raw = [value.encode() if isinstance(value, str) else value for value in values]
-        return pa.array(raw, _bytes_type(kind)).view(kind)
+        short = pa.binary_view() if pa.types.is_string_view(kind) else pa.binary()
+        return pa.array(raw, pa.large_binary() if pa.types.is_large_string(kind) else short).view(kind)
     return pa.array(values, kind)
 
 
@@ -345,22 +333,13 @@ def _array_of_views(values: list[Any], kind: Any, inner: pa.Array, nulls: pa.Arr
 
 def _offsets(values: list[Any], whole: pa.DataType) -> pa.Array:
     """Return where each list begins; null for a list that is."""
-    starts = _starts(values)
-    return pa.array(
-        [None if value is None else start for start, value in zip(starts, values, strict=False)]
-        + starts[-1:],
-        whole,
-    )
+    *starts, end = _starts(values)
+    begins = [None if value is None else start for start, value in zip(starts, values, strict=True)]
+    return pa.array([*begins, end], whole)
 
 
 def _starts(values: list[Any]) -> list[int]:
     return list(accumulate((len(value or ()) for value in values), initial=0))
-
-
-def _bytes_type(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_large_string(kind):
-        return pa.large_binary()
-    return pa.binary_view() if pa.types.is_string_view(kind) else pa.binary()
 
 
 _NO_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -386,11 +365,9 @@ def reader_of(kind: pa.DataType) -> Callable[[Any], Any]:
 
 
 def _nested(value: Any, field: pa.Field) -> Any:
-    if value is None:
-        if not field.nullable:
-            raise UnfitError(f"{field.name!r} may not be null")
-        return None
-    return reader_of(field.type)(value)
+    if value is None and not field.nullable:
+        raise UnfitError(f"{field.name!r} may not be null")
+    return None if value is None else reader_of(field.type)(value)
 
 
 def _struct(value: Any, kind: pa.StructType) -> dict[str, Any]:
@@ -460,22 +437,17 @@ def _float(value: Any, kind: pa.DataType) -> float:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if (isinstance(value, int) and number != value) or math.isinf(_stored(number, kind)):
+    stored = float(pa.scalar(number, pa.float64()).cast(kind, safe=False).as_py())
+    if (isinstance(value, int) and number != value) or math.isinf(stored):
         raise UnfitError(f"{shown(value)} is not a {kind}")
     return number
 
 
-def _stored(number: float, kind: pa.DataType) -> float:
-    return float(pa.scalar(number, pa.float64()).cast(kind, safe=False).as_py())
-
-
 def _decimal(value: Any) -> Decimal:
-    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
-        raise UnfitError(f'expected a decimal number as text, like "12.50", got {shown(value)}')
-    try:
-        number = Decimal(str(value))
-    except InvalidOperation:
-        number = Decimal("NaN")
+    number = Decimal("NaN")
+    if isinstance(value, str | int | float | Decimal) and not isinstance(value, bool):
+        with contextlib.suppress(InvalidOperation):
+            number = Decimal(str(value))
     if not number.is_finite():
         raise UnfitError(f'expected a decimal number as text, like "12.50", got {shown(value)}')
     return number
@@ -584,10 +556,8 @@ def value_of_text(text: str, name: str, schema: pa.Schema) -> Any:
         value = json.loads(text, parse_float=str if pa.types.is_decimal(kind) else None)
     except ValueError:
         return text
-    is_text = (
-        is_binary(kind) and value is not None and not (isinstance(value, dict) and set(value) == {BASE64})
-    )
-    return text if is_text else value
+    is_bytes = isinstance(value, dict) and set(value) == {BASE64}
+    return text if is_binary(kind) and value is not None and not is_bytes else value
 
 
 def _check_named(name: str, schema: pa.Schema) -> None:
@@ -598,8 +568,7 @@ def _check_named(name: str, schema: pa.Schema) -> None:
 
 
 def _column(value: Any, field: pa.Field) -> pa.Array:
-    read = reader_of(field.type)
-    found = None if value is None else read(value)
+    found = None if value is None else reader_of(field.type)(value)
     if found is None and not field.nullable:
         raise UnfitError("it may not be null")
     try:
@@ -632,8 +601,7 @@ class Difference:
     @property
     def place(self) -> str:
         """The path as a filter has it, ``[0]`` for a place and ``(JSON)`` behind a text that is some."""
-        parts = "".join(map(_written, self.path))
-        return parts.removeprefix(".")
+        return "".join(map(_written, self.path)).removeprefix(".")
 
     def shown(self) -> tuple[Stretches, Stretches]:
         """Return both sides with ``…`` for what is long."""
@@ -641,7 +609,6 @@ class Difference:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
-    """Return where two records of `json_of_row` differ, column by column."""
     return list(_between(dict(before), dict(after), ()))
 
 
@@ -680,8 +647,7 @@ def _between_arrays(
 
 def _between_texts(before: str, after: str, path: tuple[str | int | None, ...]) -> Iterator[Difference]:
     old, new = structure_of(before), structure_of(after)
-    found = [] if old is None or new is None else list(_between(old, new, (*path, None)))
-    if found:
+    if old is not None and new is not None and (found := list(_between(old, new, (*path, None)))):
         yield from found
         return
     olds, news = _WORD.findall(before), _WORD.findall(after)

@@ -96,7 +96,6 @@ class StoredCheckpoints:
 
 
 def stored_checkpoints(urls: tuple[str, ...]) -> list[StoredCheckpoints]:
-    """Read what lies below each of ``urls``; one that cannot be read is said so."""
     found = []
     for url in urls:
         try:
@@ -189,7 +188,6 @@ def _context(visit: Visit) -> Context:
 
 
 def _totals(overview: Facts) -> Facts | None:
-    """Return what all vertices hold together; None where none keeps records."""
     kept = [vertex for vertex in overview["vertices"] if vertex["pending"] is not None]
     if not kept:
         return None
