@@ -151,7 +151,7 @@ class Asking:
     def _sources(self, *, shows_killed: bool, may_be_none: bool) -> tuple[VertexSource, ...]:
         from ftlayer.config import TCP_LISTEN
         from ftlayer.monitor.sources import sources_here
-        from ftlayer.vertex.service.access import served_here
+        from ftlayer.vertex.service.directory import served_here
 
         places = list(self.vertex or ())
         if not places and self.token_file is None:
@@ -195,8 +195,7 @@ def _opened(store: Path | None) -> Iterator[VertexSource | None]:
     from ftlayer.cli.offline import inspect_store, shard_paths
     from ftlayer.config import VertexOptions
     from ftlayer.monitor.sources import VertexSource, short_name
-    from ftlayer.vertex.service.access import ACCESS_FILE
-    from ftlayer.vertex.service.directory import check_unheld
+    from ftlayer.vertex.service.directory import ACCESS_FILE, check_unheld
     from ftlayer.vertex.service.embedded import EmbeddedVertex
 
     shards = shard_paths(store)

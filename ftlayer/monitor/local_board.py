@@ -39,7 +39,7 @@ from ftlayer.vertex import calls
 from ftlayer.vertex.metrics.catalogue import Families
 from ftlayer.vertex.rules import audit
 from ftlayer.vertex.rules.board import Board
-from ftlayer.vertex.service.access import FOUND_ACCESS_FILE, AccessFile, write_access
+from ftlayer.vertex.service.directory import FOUND_ACCESS_FILE, AccessFile, write_access
 from ftlayer.vertex.service.metrics import Metrics, board_families
 from ftlayer.vertex.service.otlp import OtlpMetrics
 from ftlayer.vertex.store.key_value import WriteTransaction

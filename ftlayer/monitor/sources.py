@@ -12,7 +12,7 @@ from ftlayer.errors import ConfigError, VertexUnavailableError
 from ftlayer.transport.address import parse_address
 from ftlayer.transport.sockets import remove_left, socket_directories
 from ftlayer.vertex.client.client import VertexClient
-from ftlayer.vertex.service.access import (
+from ftlayer.vertex.service.directory import (
     ACCESS_FILE,
     FOUND_ACCESS_FILE,
     is_process,

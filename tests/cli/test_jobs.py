@@ -29,7 +29,7 @@ from ftlayer.monitor.local_board import BoardServer, LocalBoard
 from ftlayer.monitor.rules.names import JobKey, VertexView, marked, state_of
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.vertex import calls
-from ftlayer.vertex.service.access import ACCESS_FILE, AccessFile, link_access, write_access
+from ftlayer.vertex.service.directory import ACCESS_FILE, AccessFile, link_access, write_access
 from ftlayer.vertex.service.embedded import EmbeddedVertex
 from ftlayer.vertex.wire.frames import encode_health, encode_reply
 

@@ -22,7 +22,7 @@ from ftlayer.errors import ConfigError
 from ftlayer.monitor.console.options import ConsoleOptions, ConsoleOrder, ConsoleProcess
 from ftlayer.monitor.sources import VertexSource, sources_here
 from ftlayer.transport.sockets import SocketDirectory
-from ftlayer.vertex.service.access import FOUND_ACCESS_FILE, AccessFile, write_access
+from ftlayer.vertex.service.directory import FOUND_ACCESS_FILE, AccessFile, write_access
 
 PATIENCE_S = 60.0
 

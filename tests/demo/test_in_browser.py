@@ -21,7 +21,7 @@ from ftlayer.cli.demo.driver import RunDirectory
 from ftlayer.cli.demo.ledger import recount
 from ftlayer.cli.demo.programs import prepared_files
 from ftlayer.transport.sockets import SocketDirectory
-from ftlayer.vertex.service.access import FOUND_ACCESS_FILE, AccessFile, write_access
+from ftlayer.vertex.service.directory import FOUND_ACCESS_FILE, AccessFile, write_access
 
 pytestmark = [pytest.mark.spark, pytest.mark.browser]
 

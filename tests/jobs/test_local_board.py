@@ -44,7 +44,7 @@ from ftlayer.vertex.calls import (
     Stats,
 )
 from ftlayer.vertex.client.client import VertexClient
-from ftlayer.vertex.service.access import FOUND_ACCESS_FILE, read_access
+from ftlayer.vertex.service.directory import FOUND_ACCESS_FILE, read_access
 from ftlayer.vertex.service.metrics import Metrics, board_families
 
 

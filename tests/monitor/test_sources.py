@@ -12,7 +12,7 @@ from ftlayer.errors import ConfigError
 from ftlayer.monitor.sources import VertexSource, sources_given, sources_here
 from ftlayer.transport import sockets
 from ftlayer.transport.sockets import SocketDirectory
-from ftlayer.vertex.service.access import (
+from ftlayer.vertex.service.directory import (
     ACCESS_FILE,
     FOUND_ACCESS_FILE,
     AccessFile,

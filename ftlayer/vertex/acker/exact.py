@@ -10,8 +10,7 @@ import numpy as np
 
 from ftlayer.errors import ConfigError
 from ftlayer.records.ids import Explanation, OwedId, RootRange
-
-from .rotating_map import (
+from ftlayer.vertex.acker.rotating_map import (
     NEVER,
     U64,
     IdLists,

@@ -29,8 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from .compiler import helper, kernel
-from .pointers import pointer_to, prefetch
+from ftlayer.vertex.acker.compiler import helper, kernel, pointer_to, prefetch
 
 SEGMENT_BITS = 8
 SEGMENTS = 1 << SEGMENT_BITS

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .compiler import helper, kernel
-from .pointers import u16_at, u64_at
+from ftlayer.vertex.acker.compiler import helper, kernel, u16_at, u64_at
 
 FIRST, COUNT, WORDS, STAMPS, LOCATION, LEFT = range(6)
 FIELDS = 6

@@ -57,9 +57,6 @@ MAX_RUN_BYTES = 256
 MAX_FILE_BYTES = MAX_RUN_BYTES + 20
 
 
-# ---------------------------------------------------------------- calls and replies
-
-
 class Route(Enum):
     """Which shard a call goes to: that of the stream, query or job that this field names; without one, all."""
 
@@ -95,6 +92,10 @@ class Call:
         field = self.route.value
         if field and (getattr(self, field) or not self.asks_all):
             check_name(getattr(self, field), f"{type(self).__name__}.{field}")
+        self.check_fields()
+
+    def check_fields(self) -> None:
+        """Do so for fields other than the route's."""
 
 
 class ReadingCall(Call):
@@ -237,9 +238,6 @@ def registered_in(*owners: object) -> dict[type[Call], Callable[..., Any]]:
     return {kind: found[base] for kind, base in chosen.items() if base is not None}
 
 
-# ---------------------------------------------------------------- checks
-
-
 def check_name(name: str, where: str, most: int = MAX_NAME_BYTES) -> None:
     """Raise `MalformedRequestError` unless ``name`` has 1 to ``most`` bytes and no NUL."""
     size = len(name.encode("utf-8", "surrogatepass"))
@@ -324,9 +322,6 @@ def check_failures(failures: tuple[Failure, ...], where: str) -> None:
             raise MalformedRequestError(
                 f"{where}[{index}].after_ms: expected 0 to {MAX_RETRY_LATER_MS}, got {failure.after_ms}"
             )
-
-
-# ---------------------------------------------------------------- parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,9 +438,6 @@ class RecordBatches(Reply):
 
     batches: tuple[Records, ...]
     held: bool = False
-
-
-# ---------------------------------------------------------------- ids of events
 
 
 def check_event_ids(ids: EventIds | None, values: U64, where: str) -> None:

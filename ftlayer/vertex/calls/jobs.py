@@ -40,9 +40,6 @@ class JobKind(StrEnum):
     QUERY = "query"
 
 
-# ---------------------------------------------------------------- what is announced
-
-
 @dataclass(frozen=True, slots=True)
 class PlanNode:
     """A chain of the graph: its ``uid``, its operators' names in their order, and how many subtasks it has."""
@@ -270,7 +267,6 @@ class BatchDetails:
         differs: a record that had passed when the batch was sealed failed in the run again; it is replayed, and a sink
             that skips known batch ids may see it twice.
         held: runs, and calls of the sink, that were given up because more records failed than `max_failing` allows.
-        query: the query's name.
     """
 
     batch: int
@@ -402,9 +398,6 @@ class JobDetails:
         return sum(count for name, count in self.counters.items() if name.startswith("dead/"))
 
 
-# ---------------------------------------------------------------- orders
-
-
 class OrderAction(StrEnum):
     """What a driver can be asked to do: ``stop`` (with a savepoint; not in acker mode), a ``stack``."""
 
@@ -467,9 +460,6 @@ class OrderAnswer:
 class OrderRecord(Reply):
     order: JobOrder
     answer: OrderAnswer
-
-
-# ---------------------------------------------------------------- calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -565,8 +555,7 @@ class GetJob(ReadingCall, AnsweredBy["AnnouncedJob"], route=Route.OWNER):
     owner: str
     checkpoints_since_ms: int = 0
 
-    def check(self) -> None:
-        check_name(self.owner, "GetJob.owner")
+    def check_fields(self) -> None:
         check_least(self.checkpoints_since_ms, 0, "GetJob.checkpoints_since_ms")
 
 
@@ -636,7 +625,7 @@ class ListAudit(ReadingCall, AnsweredBy["AuditPage"], route=Route.ALL):
     after: bytes = b""
     limit: int = 100
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         check_limit(self.limit, 500, "ListAudit.limit")
 
 

@@ -56,7 +56,7 @@ class ListRecords(ReadingCall, AnsweredBy["RecordList"], route=Route.ALL):
     limit: int = 1_000
     after: bytes = b""
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         check_state(self.state, "ListRecords.state")
         check_limit(self.limit, MAX_PAGE, "ListRecords.limit")
 
@@ -153,8 +153,7 @@ class PutCursor(DurableCall, AnsweredBy["Cursor"], route=Route.STREAM):
     reader: str
     position: bytes
 
-    def check(self) -> None:
-        check_name(self.stream, "PutCursor.stream")
+    def check_fields(self) -> None:
         check_name(self.reader, "PutCursor.reader")
         if len(self.position) > MAX_NAME_BYTES:
             raise MalformedRequestError(f"PutCursor.position: expected {MAX_NAME_BYTES} bytes at most")
@@ -167,8 +166,7 @@ class GetCursor(ReadingCall, AnsweredBy["Cursor"], route=Route.STREAM):
     stream: str
     reader: str
 
-    def check(self) -> None:
-        check_name(self.stream, "GetCursor.stream")
+    def check_fields(self) -> None:
         check_name(self.reader, "GetCursor.reader")
 
 
@@ -185,7 +183,7 @@ class Explain(ReadingCall, AnsweredBy["Explained"], route=Route.ALL):
 
     root: int
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         check_id(self.root, "Explain.root")
 
 
@@ -203,7 +201,7 @@ class ChangeDead(DurableCall, AnsweredBy["Changed"]):
     keys: tuple[bytes, ...]
     by: str = ""
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         if self.by:
             check_name(self.by, f"{type(self).__name__}.by")
 
@@ -288,8 +286,7 @@ class KeepLetters(MutatingCall, AnsweredBy["LettersKept"], route=Route.STREAM):
     letters: tuple[KeptLetter, ...]
     owner: str = ""
 
-    def check(self) -> None:
-        check_name(self.stream, "KeepLetters.stream")
+    def check_fields(self) -> None:
         check_name(self.file, "KeepLetters.file", MAX_FILE_BYTES)
         check_least(self.part, 0, "KeepLetters.part")
         check_most(self.letters, MAX_LETTERS, "KeepLetters.letters")
@@ -312,8 +309,7 @@ class ForgetLetters(MutatingCall, AnsweredBy["LettersKept"], route=Route.JOB):
     file: str
     owner: str = ""
 
-    def check(self) -> None:
-        check_name(self.job, "ForgetLetters.job")
+    def check_fields(self) -> None:
         check_name(self.file, "ForgetLetters.file", MAX_FILE_BYTES)
 
 
@@ -326,8 +322,7 @@ class GetRequeued(ReadingCall, AnsweredBy["RequeuedLetters"], route=Route.JOB):
     limit: int = 500
     owner: str = ""
 
-    def check(self) -> None:
-        check_name(self.job, "GetRequeued.job")
+    def check_fields(self) -> None:
         check_limit(self.limit, MAX_LETTERS, "GetRequeued.limit")
 
 
@@ -359,8 +354,7 @@ class LettersCall(MutatingCall):
     job: str
     keys: tuple[bytes, ...]
 
-    def check(self) -> None:
-        check_name(self.job, f"{type(self).__name__}.job")
+    def check_fields(self) -> None:
         check_most(self.keys, MAX_KEYS, f"{type(self).__name__}.keys")
 
 
@@ -378,8 +372,6 @@ class ReturnLetters(LettersCall, AnsweredBy["Changed"], route=Route.JOB):
     reason: str
     owner: str = ""
 
-
-# ---------------------------------------------------------------- single records
 
 MAX_EXAMINED = 2_000
 """So many records a call looks at, whatever it finds."""
@@ -431,7 +423,7 @@ class SelectRecords(ReadingCall, AnsweredBy["RecordPage"], route=Route.ALL):
     limit: int = 50
     after: bytes = b""
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         where = "SelectRecords"
         check_state(self.state, f"{where}.state")
         if self.stream:
@@ -520,7 +512,7 @@ class EditAndRequeue(DurableCall, AnsweredBy["Changed"], route=Route.ALL):
     edits: tuple[Edit, ...]
     by: str
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         check_name(self.by, "EditAndRequeue.by")
         check_most(self.edits, MAX_EDITS, "EditAndRequeue.edits")
         keys: set[bytes] = set()

@@ -74,8 +74,7 @@ class Persist(IntakeCall, AnsweredBy["Accepted"], route=Route.STREAM):
     ids: EventIds | None = None
     owner: str = ""
 
-    def check(self) -> None:
-        check_name(self.stream, "Persist.stream")
+    def check_fields(self) -> None:
         check_rows(len(self.roots), "Persist")
         check_ids(self.roots, "Persist.roots")
         check_lengths("Persist", len(self.roots), payload=self.payload)
@@ -92,8 +91,7 @@ class Ingest(IntakeCall, AnsweredBy["Accepted"], route=Route.STREAM):
     stream: str
     payload: pa.RecordBatch
 
-    def check(self) -> None:
-        check_name(self.stream, "Ingest.stream")
+    def check_fields(self) -> None:
         check_rows(self.payload.num_rows, "Ingest")
 
 
@@ -124,7 +122,7 @@ class Xor(RootsCall, MemoryCall, AnsweredBy["Xored"], route=Route.ALL):
     def deltas(self) -> U64:
         return self.roots if self.values is None else self.values
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         check_ids(self.roots, "Xor.roots")
         check_values(self.roots, self.values, self.ids, "Xor")
 
@@ -143,7 +141,7 @@ class Fail(RootsCall, PassingCall, AnsweredBy["Failed"], route=Route.ALL):
     incarnation: int
     hold: bool = False
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         check_failures(self.failures, "Fail.failures")
 
 
@@ -164,7 +162,7 @@ class Touch(RootsCall, MemoryCall, AnsweredBy["Touched"], route=Route.ALL):
     roots: U64
     incarnation: int
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         check_ids(self.roots, "Touch.roots")
 
 
@@ -183,8 +181,7 @@ class ClaimJob(DurableCall, AnsweredBy["JobClaimed"], route=Route.JOB):
     job: str
     run: str
 
-    def check(self) -> None:
-        check_name(self.job, "ClaimJob.job")
+    def check_fields(self) -> None:
         check_name(self.run, "ClaimJob.run", MAX_RUN_BYTES)
 
 
@@ -226,8 +223,7 @@ class TakeReplays(PassingCall, AnsweredBy[RecordBatches], route=Route.STREAM):
     limit: int
     owner: str = ""
 
-    def check(self) -> None:
-        check_name(self.stream, "TakeReplays.stream")
+    def check_fields(self) -> None:
         check_least(self.limit, 1, "TakeReplays.limit")
 
 
@@ -243,7 +239,7 @@ class Recall(PassingCall, AnsweredBy["Recalled"], route=Route.ALL):
     incarnation: int
     owner: str = ""
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         check_streams(self.streams, "Recall.streams")
 
 
@@ -259,7 +255,7 @@ class StreamStatusCall(ReadingCall, AnsweredBy["StreamStatus"], route=Route.ALL)
     streams: tuple[str, ...]
     owner: str = ""
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         check_streams(self.streams, "StreamStatusCall.streams")
 
 
@@ -287,8 +283,6 @@ class StreamStatus(Reply):
         """Whether a bounded job could end."""
         return not (self.pending or self.due or self.waiting)
 
-
-# ---------------------------------------------------------------- ranges of sources
 
 MAX_PARTITIONS = 65_536
 MAX_HOLDER_BYTES = 2 * MAX_RUN_BYTES
@@ -342,8 +336,7 @@ class NoteRange(PassingCall, AnsweredBy["RangeNoted"], route=Route.STREAM):
     first: int
     owner: str = ""
 
-    def check(self) -> None:
-        check_name(self.stream, "NoteRange.stream")
+    def check_fields(self) -> None:
         check_least(self.first, 0, "NoteRange.first")
         check_least(self.number, self.first, "NoteRange.number")
         check_most(self.planned, MAX_PLANNED_BYTES, "NoteRange.planned", "bytes ")
@@ -363,7 +356,7 @@ class TakeOver(PassingCall, AnsweredBy["TakenOver"], route=Route.STREAM):
     holder: str
     owner: str = ""
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         _check_holder(self)
         check_most(self.partitions, MAX_PARTITIONS, "TakeOver.partitions")
         for index, partition in enumerate(self.partitions):
@@ -416,7 +409,7 @@ class Register(MemoryCall, AnsweredBy["Registered"], route=Route.STREAM):
     owner: str = ""
     wanted: bool = False
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         _check_holder(self)
         self.range.check("Register.range")
         check_rows(len(self.roots), "Register")
@@ -444,7 +437,7 @@ class AskRanges(MemoryCall, AnsweredBy["RangesTold"], route=Route.STREAM):
     incarnation: int
     owner: str = ""
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         _check_holder(self)
 
 
@@ -480,7 +473,7 @@ class StoreRows(PassingCall, AnsweredBy["RowsStored"], route=Route.STREAM):
     key_hashes: I32 | None = None  # shape (n,) or (n, selectors)
     owner: str = ""
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         _check_holder(self)
         check_least(self.segment, 0, "StoreRows.segment")
         check_rows(len(self.rows), "StoreRows")
@@ -501,11 +494,7 @@ class RowsStored(Reply):
 
 def _check_holder(call: TakeOver | Register | AskRanges | StoreRows) -> None:
     where = type(call).__name__
-    check_name(call.stream, f"{where}.stream")
     check_name(call.holder, f"{where}.holder", MAX_HOLDER_BYTES)
-
-
-# ---------------------------------------------------------------- wrapped queries
 
 
 class BatchState(StrEnum):
@@ -529,8 +518,7 @@ class OpenQuery(DurableCall, AnsweredBy["QueryOpened"], route=Route.QUERY):
     options: StreamOptions = field(default_factory=StreamOptions)
     title: str = ""
 
-    def check(self) -> None:
-        check_name(self.query, "OpenQuery.query")
+    def check_fields(self) -> None:
         for index, stream in enumerate(self.streams):
             check_name(stream, f"OpenQuery.streams[{index}]")
         if self.title:
@@ -560,8 +548,7 @@ class Deliverable(MutatingCall, AnsweredBy["DeliverableUpTo"], route=Route.STREA
     start: int
     max_rows: int
 
-    def check(self) -> None:
-        check_name(self.stream, "Deliverable.stream")
+    def check_fields(self) -> None:
         check_least(self.start, 0, "Deliverable.start")
         check_least(self.max_rows, 1, "Deliverable.max_rows")
 
@@ -581,8 +568,7 @@ class ReadDeliveries(ReadingCall, AnsweredBy[RecordBatches], route=Route.STREAM)
     start: int
     end: int
 
-    def check(self) -> None:
-        check_name(self.stream, "ReadDeliveries.stream")
+    def check_fields(self) -> None:
         check_range(self.start, self.end, "ReadDeliveries")
 
 
@@ -592,9 +578,8 @@ class BatchCall(MutatingCall):
     epoch: int
     batch: int
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         where = type(self).__name__
-        check_name(self.query, f"{where}.query")
         check_least(self.epoch, 0, f"{where}.epoch")
         check_least(self.batch, 0, f"{where}.batch")
 
@@ -698,7 +683,7 @@ class Seal(BatchCall, IntakeCall, AnsweredBy["Sealed"], route=Route.QUERY):
     emitted: tuple[EmittedRows, ...] = ()
     report: Report = field(default_factory=Report)
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         _check_verdict(self)
         for stream, (start, end) in self.delivered.items():
             check_name(stream, "Seal.delivered")
@@ -715,7 +700,7 @@ class Reseal(BatchCall, IntakeCall, AnsweredBy["Sealed"], route=Route.QUERY):
     emitted: tuple[EmittedRows, ...] = ()
     report: Report = field(default_factory=Report)
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         _check_verdict(self)
 
 
@@ -769,7 +754,7 @@ class QueryStatus(Reply):
 
 
 def _check_verdict(call: Seal | Reseal) -> None:
-    BatchCall.check(call)
+    BatchCall.check_fields(call)
     where = type(call).__name__
     check_failures(call.redelivered, f"{where}.redelivered")
     check_failures(call.resumed, f"{where}.resumed")

@@ -33,16 +33,8 @@ from ftlayer.errors import (
     VertexError,
     VertexUnavailableError,
 )
+from ftlayer.transport import flight_connection
 from ftlayer.transport.address import parse_address
-from ftlayer.transport.flight_connection import (
-    NO_COLUMNS,
-    TRANSPORT_ERRORS,
-    Endpoint,
-    call_options,
-    connect,
-    end_stream,
-    failure_text,
-)
 from ftlayer.vertex.calls import AnsweredBy, Envelope, Ingest, Persist, R, Register, Reply, Xor
 from ftlayer.vertex.wire.frames import decode_reply, encode_call, fields_of, frame_of
 
@@ -104,14 +96,14 @@ class VertexConnection:
             self.check_process()
             if self._client is None:
                 # One PEM has both certificate and key; each is found by its name.
-                endpoint = Endpoint(
+                endpoint = flight_connection.Endpoint(
                     self.address,
                     self.token,
                     self.root_certs,
                     client_cert=self.client_pem,
                     client_key=self.client_pem,
                 )
-                self._client = connect(endpoint, retries=True)
+                self._client = flight_connection.connect(endpoint, retries=True)
             return self._client
 
     def check_process(self) -> None:
@@ -129,7 +121,7 @@ class VertexConnection:
 
     def options(self, timeout_s: float | None) -> flight.FlightCallOptions:
         """Return what goes with every request; ``timeout_s`` None is for streams."""
-        return call_options(self.token, timeout_s)
+        return flight_connection.call_options(self.token, timeout_s)
 
     def close(self) -> None:
         with self._lock:
@@ -199,13 +191,15 @@ def retried(attempt: Callable[[float], T], what: str, address: str, deadline_ms:
             answer = attempt(max(left, 0.001))
             _away.discard(address)
             return answer
-        except (*TRANSPORT_ERRORS, VertexUnavailableError) as error:
+        except (*flight_connection.TRANSPORT_ERRORS, VertexUnavailableError) as error:
             refusal = vertex_error(error)
             if refusal is not None:
                 raise refusal from None
             left = (deadline_ms - mono_ms()) / 1_000
             said = f"{what}: no answer from the vertex at {address}"
-            failure = f"last failure: {failure_text(error)}{possible_cause(address, str(error))}"
+            failure = (
+                f"last failure: {flight_connection.failure_text(error)}{possible_cause(address, str(error))}"
+            )
             if left <= pause:
                 raise VertexUnavailableError(f"{said} before the deadline; {failure}") from error
             if left > SILENT_S and address not in _away:
@@ -342,19 +336,21 @@ class Lane:
     def _write(self, writer: flight.FlightStreamWriter, sent: _Sent) -> None:
         try:
             writer.write_metadata(sent.frame)
-        except TRANSPORT_ERRORS as error:
+        except flight_connection.TRANSPORT_ERRORS as error:
             # The reading thread sees the same failure and sends everything again.
             self._note(error)
 
     def _end(self, writer: flight.FlightStreamWriter) -> None:
         try:
-            end_stream(writer)
-        except TRANSPORT_ERRORS as error:
+            flight_connection.end_stream(writer)
+        except flight_connection.TRANSPORT_ERRORS as error:
             logger.debug("stream was broken already: %s", error)
 
     def _note(self, error: BaseException) -> None:
         with self._changed:
-            self._last_failure = failure_text(error) + possible_cause(self._connection.address, str(error))
+            self._last_failure = flight_connection.failure_text(error) + possible_cause(
+                self._connection.address, str(error)
+            )
 
     def _run(self) -> None:
         pause = FIRST_PAUSE_S
@@ -362,7 +358,7 @@ class Lane:
             try:
                 if self._serve_stream():
                     pause = FIRST_PAUSE_S
-            except (*TRANSPORT_ERRORS, VertexError) as error:
+            except (*flight_connection.TRANSPORT_ERRORS, VertexError) as error:
                 self._note(error)
                 refusal = error if isinstance(error, VertexError) else vertex_error(error)
                 if refusal is not None:
@@ -378,15 +374,14 @@ class Lane:
             return not self._closing
 
     def _serve_stream(self) -> bool:
-        """Open a stream and read its answers until it ends; return whether there were any."""
         descriptor = flight.FlightDescriptor.for_command(b"calls")
         writer, reader = self._connection.client().do_exchange(descriptor, self._connection.options(None))
         try:
-            writer.begin(NO_COLUMNS)
+            writer.begin(flight_connection.NO_COLUMNS)
             return self._read_answers(writer, reader)
         finally:
             # A writer that is not closed complains on stderr when it is freed.
-            with contextlib.suppress(*TRANSPORT_ERRORS):
+            with contextlib.suppress(*flight_connection.TRANSPORT_ERRORS):
                 writer.close()
 
     def _read_answers(self, writer: flight.FlightStreamWriter, reader: flight.FlightStreamReader) -> bool:
@@ -485,14 +480,12 @@ class Pipeline:
     def submit(self, call: BulkCall) -> Future[Reply]:
         """Send ``call`` and return the future of its reply; waits while the window is full.
 
-        The future raises what the vertex raised, or `VertexUnavailableError` after the client's deadline.
-        Its callbacks run on the thread that reads answers: they may submit to this pipeline only calls
-        of another kind, and must not wait for anything.
+        The future raises what the vertex raised, or `VertexUnavailableError` after the client's deadline. Its callbacks
+        run on the thread that reads answers: they may submit to this pipeline only calls of another kind, and must not
+        wait for anything.
 
-        Raises:
-            MalformedRequestError: the call cannot be written; nothing was sent.
-            VertexUnavailableError: the window stayed full until the deadline.
-            UnsupportedError: this process was forked after the pipeline had been used.
+        Raises `MalformedRequestError` for a call that cannot be written (nothing was sent), `VertexUnavailableError`
+        for a window that stayed full until the deadline, and `UnsupportedError` in a process forked after its use.
         """
         return self._lane(call).submit(call, mono_ms() + self._deadline_ms)
 
@@ -558,10 +551,6 @@ class VertexClient:
     A call sent again has its effect once. Not guaranteed: a call that ends in `VertexUnavailableError`
     may have had its effect or not. A client may be pickled, and a forked process may use it if its
     parent has not talked to a vertex yet; both start with names of their own.
-
-    Attributes:
-        address: where the vertex is.
-        client_id: the beginning of the names its calls are numbered under.
     """
 
     @known_options
@@ -728,7 +717,7 @@ class VertexClient:
     def _send_parts(self, frame: bytes, timeout_s: float) -> bytes:
         descriptor = flight.FlightDescriptor.for_command(b"parts")
         writer, reader = self._connection.client().do_put(
-            descriptor, NO_COLUMNS, self._connection.options(timeout_s)
+            descriptor, flight_connection.NO_COLUMNS, self._connection.options(timeout_s)
         )
         with writer:
             for start in range(0, len(frame), PART_BYTES):

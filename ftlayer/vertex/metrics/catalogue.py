@@ -109,8 +109,6 @@ def _histogram(name: str, text: str) -> Metric:
 
 BUILD_INFO = _gauge("build_info", "1, with the version of ftlayer as a label.", Merge.LARGEST)
 
-# ---------------------------------------------------------------- a vertex: records by stream
-
 RECORDS = {
     name: _counter(metric, f"{text}, {_SINCE}.", of="record")
     for name, metric, text in (
@@ -170,8 +168,6 @@ COMPLETION = _histogram(
     "From the registration of the attempt that completed to its completion, of records in flight.",
 )
 
-# ---------------------------------------------------------------- a vertex: itself
-
 EVENTS_IGNORED = _counter(
     "events_ignored",
     f"Events and records that had no effect, {_SINCE}, by kind: late (of records that are not followed any more), "
@@ -220,8 +216,6 @@ OTLP_EXPORTS = _counter(
     "Pushes of metrics to an OpenTelemetry collector since the start of the process, by outcome: done, failed.",
     of="push",
 )
-
-# ---------------------------------------------------------------- jobs, as their drivers announce them
 
 JOB_STATE = _gauge("job_state", "1 for the state that a job is in, 0 for the others.", Merge.LARGEST)
 JOB_RESTARTS = _counter(

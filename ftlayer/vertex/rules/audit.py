@@ -123,7 +123,6 @@ class JobHours:
 
 
 def _figures(job: JobDetails) -> dict[str, float]:
-    """Return a job's points: rates, the busiest and most held back subtask, the lag of the last watermark."""
     watermarks = [each.watermark_ms for each in job.subtasks if each.watermark_ms is not None]
     checkpoints = [(it.ended_ms, it.duration_ms) for it in job.checkpoints if it.ended_ms and not it.failure]
     batches = [(it.at_ms, it.duration_ms) for it in job.batches]

@@ -1,8 +1,7 @@
 """Micro-batches: begin, seal, reseal, commit.
 
-A batch is NEW until its verdict is sealed, SEALED until the sink has it, then COMMITTED. What a seal stores
-has no effect before the commit; a batch that was not sealed leaves no trace. A crash at any point is
-followed by `BeginBatch`, whose reply says how far the batch had come.
+A batch is NEW until its verdict is sealed, SEALED until the sink has it, then COMMITTED. What a seal stores has no
+effect before the commit. A crash at any point is followed by `BeginBatch`, which says how far the batch had come.
 
 A batch's delivered offsets are decided by its commit and removed when a later batch begins: until then,
 Spark may read them again and gets the same rows.
@@ -23,26 +22,12 @@ from ftlayer.errors import ProtocolError, StaleOwnerError, StoreDamagedError
 from ftlayer.records.failures import from_columns, to_columns
 from ftlayer.vertex import calls
 from ftlayer.vertex.rules.deliveries import Deliveries
-from ftlayer.vertex.rules.failing import Failing
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import MAX_OPERATOR, MAX_PLACE, MAX_REASON, MAX_TRACEBACK, Stream, cut
-from ftlayer.vertex.rules.tracking import Tracking
+from ftlayer.vertex.rules.tracking import Failing, Tracking
 from ftlayer.vertex.store import streams as stored
 from ftlayer.vertex.store.key_value import ReadTransaction, WriteTransaction
 from ftlayer.vertex.store.rows import I64, U64, StoredBatch, first_attempts, pack, take_rows
-from ftlayer.vertex.store.streams import (
-    BatchHead,
-    BatchPart,
-    QueryRecord,
-    SegmentKind,
-    StoredEmit,
-    delete_entry,
-    get_bounds,
-    get_query,
-    log_entries,
-    put_bounds,
-    put_query,
-)
 
 
 class SealWriter:
@@ -52,12 +37,12 @@ class SealWriter:
     def extend(
         self,
         txn: WriteTransaction,
-        query: QueryRecord,
+        query: stored.QueryRecord,
         batch: int,
-        head: BatchHead,
+        head: stored.BatchHead,
         call: calls.Seal | calls.Reseal,
         now: Now,
-    ) -> BatchHead:
+    ) -> stored.BatchHead:
         """Store ``head`` with what ``call`` adds; return it. Raises `ProtocolError` before anything is stored."""
         attempts = self._delivered_attempts(txn, head) if call.redelivered or call.emitted else {}
         self._check(query, call, head, attempts)
@@ -77,7 +62,7 @@ class SealWriter:
         for number, rows in enumerate(call.failed, start=head.parts + 1):
             failures = tuple(stored_failure(failure) for failure in rows.failures)
             info = first_attempts(np.ascontiguousarray(rows.roots), rows.key_hashes)
-            part = BatchPart(rows.stream, StoredBatch(info, rows.payload), failures)
+            part = stored.BatchPart(rows.stream, StoredBatch(info, rows.payload), failures)
             stored.put_batch_part(txn, query.number, batch, number, part, self._state.payloads)
         head = replace(
             head,
@@ -92,8 +77,8 @@ class SealWriter:
         return head
 
     def _replace_emitted(
-        self, txn: WriteTransaction, head: BatchHead, emitted: tuple[calls.EmittedRows, ...]
-    ) -> tuple[StoredEmit, ...]:
+        self, txn: WriteTransaction, head: stored.BatchHead, emitted: tuple[calls.EmittedRows, ...]
+    ) -> tuple[stored.StoredEmit, ...]:
         for old in head.emitted:
             if old.segment >= 0:
                 self._state.segments.delete(txn, old.segment)
@@ -108,19 +93,22 @@ class SealWriter:
                 info = first_attempts(np.ascontiguousarray(rows.roots), None)
                 number = self._state.stream(rows.stream).number
                 self._state.segments.append(
-                    txn, segment, number, SegmentKind.SEALED, StoredBatch(info, rows.payload)
+                    txn, segment, number, stored.SegmentKind.SEALED, StoredBatch(info, rows.payload)
                 )
             ids = calls.plain_event_ids(rows.ids) if self._state.exact else None
-            kept.append(StoredEmit(rows.stream, segment, rows.roots.tobytes(), rows.values.tobytes(), ids))
+            kept.append(
+                stored.StoredEmit(rows.stream, segment, rows.roots.tobytes(), rows.values.tobytes(), ids)
+            )
         return tuple(kept)
 
-    def _delivered_attempts(self, txn: WriteTransaction, head: BatchHead) -> dict[int, tuple[str, int]]:
-        """Return the stream and attempt of every row this batch was given, by root."""
+    def _delivered_attempts(
+        self, txn: WriteTransaction, head: stored.BatchHead
+    ) -> dict[int, tuple[str, int]]:
         attempts: dict[int, tuple[str, int]] = {}
         for name, start, end in head.delivered:
             number = self._state.stream(name).number
-            start = max(start, get_bounds(txn, number).committed)
-            for entry in log_entries(txn, number, start, end):
+            start = max(start, stored.get_bounds(txn, number).committed)
+            for entry in stored.log_entries(txn, number, start, end):
                 info = self._state.segments.head(txn, entry.segment).info
                 part = slice(max(start - entry.start, 0), max(min(end - entry.start, entry.rows), 0))
                 for root, attempt in zip(
@@ -136,9 +124,9 @@ class SealWriter:
 
     def _check(
         self,
-        query: QueryRecord,
+        query: stored.QueryRecord,
         call: calls.Seal | calls.Reseal,
-        head: BatchHead,
+        head: stored.BatchHead,
         attempts: dict[int, tuple[str, int]],
     ) -> None:
         for rows in call.failed:
@@ -206,7 +194,7 @@ def _plain(failures: Iterable[calls.Failure]) -> list[list[object]]:
     ]
 
 
-def _check_stream(query: QueryRecord, stream: str, what: str) -> None:
+def _check_stream(query: stored.QueryRecord, stream: str, what: str) -> None:
     if stream not in query.streams:
         raise ProtocolError(f"{what}: stream {stream!r} is none of the query's ({', '.join(query.streams)})")
 
@@ -310,9 +298,9 @@ class Batches:
             )
         self._check_no_other_seal(query, call)
         delivered = self._check_delivered(txn, query, call.delivered)
-        head = BatchHead(False, digest, delivered, (), (), (), 0, 0, 0)
+        head = stored.BatchHead(False, digest, delivered, (), (), (), 0, 0, 0)
         head = self._extend(txn, query, head, call, now)
-        put_query(txn, call.query, replace(query, last_sealed=call.batch))
+        stored.put_query(txn, call.query, replace(query, last_sealed=call.batch))
         return calls.Sealed(head.waiting, head.dead)
 
     @calls.handles(calls.Reseal)
@@ -328,11 +316,11 @@ class Batches:
     def _extend(
         self,
         txn: WriteTransaction,
-        query: QueryRecord,
-        head: BatchHead,
+        query: stored.QueryRecord,
+        head: stored.BatchHead,
         call: calls.Seal | calls.Reseal,
         now: Now,
-    ) -> BatchHead:
+    ) -> stored.BatchHead:
         head = self._writer.extend(txn, query, call.batch, head, call, now)
         keep_report(txn, query.number, call.batch, call.report)
         return head
@@ -356,22 +344,22 @@ class Batches:
         self._commit_delivered(txn, head, now)
         for emit in head.emitted:
             if emit.segment >= 0:
-                self._state.segments.change_kind(txn, emit.segment, SegmentKind.TRACKED)
+                self._state.segments.change_kind(txn, emit.segment, stored.SegmentKind.TRACKED)
                 stream = self._state.stream(emit.stream)
                 roots, values, ids = emitted_ids(emit)
                 self._tracking.register(stream, emit.segment, roots, values, now, ids)
         stored.delete_batch_parts(txn, query.number, call.batch, head.parts)
         stored.put_batch(txn, query.number, call.batch, replace(head, committed=True, emitted=(), parts=0))
-        put_query(txn, call.query, replace(query, last_committed=call.batch))
+        stored.put_query(txn, call.query, replace(query, last_committed=call.batch))
         return calls.Committed(again=False)
 
-    def _commit_delivered(self, txn: WriteTransaction, head: BatchHead, now: Now) -> None:
+    def _commit_delivered(self, txn: WriteTransaction, head: stored.BatchHead, now: Now) -> None:
         """Decide the delivered rows: failed ones wait or are dead, emitted ones are pending, the rest is done."""
         failures = {failure.root: failure for failure in head.redelivered}
         emitted = {emit.stream: emit for emit in head.emitted if emit.segment < 0}
         for name, start, end in head.delivered:
             stream = self._state.stream(name)
-            bounds = get_bounds(txn, stream.number)
+            bounds = stored.get_bounds(txn, stream.number)
             start, end = max(start, bounds.committed), max(end, bounds.committed)
             moved = 0
             if failures or name in emitted:
@@ -380,7 +368,7 @@ class Batches:
                     if name in emitted:
                         moved += self._track_rows(txn, stream, rows, emitted[name], now)
             stream.counters.delivered_done += end - start - moved
-            put_bounds(txn, stream.number, replace(bounds, committed=end))
+            stored.put_bounds(txn, stream.number, replace(bounds, committed=end))
             stream.logged -= end - start
             stream.log_age.committed(end)
             stream.offered = max(stream.offered, end)
@@ -405,7 +393,7 @@ class Batches:
         return len(failed)
 
     def _track_rows(
-        self, txn: WriteTransaction, stream: Stream, rows: StoredBatch, emit: StoredEmit, now: Now
+        self, txn: WriteTransaction, stream: Stream, rows: StoredBatch, emit: stored.StoredEmit, now: Now
     ) -> int:
         roots, values, ids = emitted_ids(emit)
         order = np.argsort(roots)
@@ -416,7 +404,7 @@ class Batches:
         if len(which):
             sequence = self._state.new_segment()
             taken = StoredBatch(rows.info.take(which), take_rows(rows.payload, which))
-            self._state.segments.append(txn, sequence, stream.number, SegmentKind.TRACKED, taken)
+            self._state.segments.append(txn, sequence, stream.number, stored.SegmentKind.TRACKED, taken)
             found = order[places[which]]
             ids = None if ids is None else ids.take(found)
             self._tracking.register(stream, sequence, taken.info.roots, values[found], now, ids)
@@ -424,22 +412,22 @@ class Batches:
 
     def _remove_committed(self, txn: WriteTransaction, stream: Stream) -> None:
         """Remove what is committed from a log. A segment goes when all its rows are."""
-        bounds = get_bounds(txn, stream.number)
+        bounds = stored.get_bounds(txn, stream.number)
         if bounds.floor == bounds.committed:
             return
-        for entry in list(log_entries(txn, stream.number, bounds.floor, bounds.committed)):
+        for entry in list(stored.log_entries(txn, stream.number, bounds.floor, bounds.committed)):
             if entry.end <= bounds.committed:
                 self._state.segments.delete(txn, entry.segment)
-                delete_entry(txn, stream.number, entry)
-        put_bounds(txn, stream.number, replace(bounds, floor=bounds.committed))
+                stored.delete_entry(txn, stream.number, entry)
+        stored.put_bounds(txn, stream.number, replace(bounds, floor=bounds.committed))
 
     def _check_delivered(
-        self, txn: WriteTransaction, query: QueryRecord, delivered: dict[str, tuple[int, int]]
+        self, txn: WriteTransaction, query: stored.QueryRecord, delivered: dict[str, tuple[int, int]]
     ) -> tuple[tuple[str, int, int], ...]:
         for name, (start, end) in delivered.items():
             if name not in query.streams:
                 raise ProtocolError(f"delivered: stream {name!r} is none of the query's")
-            bounds = get_bounds(txn, self._state.stream(name).number)
+            bounds = stored.get_bounds(txn, self._state.stream(name).number)
             if not 0 <= start <= end <= bounds.next:
                 raise ProtocolError(
                     f"delivered: offsets {start} to {end} of stream {name!r}, whose log ends at {bounds.next}"
@@ -453,9 +441,8 @@ class Batches:
 
     def _owned(
         self, txn: WriteTransaction, call: calls.BeginBatch | calls.Seal | calls.Reseal | calls.Commit
-    ) -> QueryRecord:
-        """Return the query of a call; `StaleOwnerError` when a newer run has taken it over."""
-        query = get_query(txn, call.query)
+    ) -> stored.QueryRecord:
+        query = stored.get_query(txn, call.query)
         if query is None:
             raise ProtocolError(f"query {call.query!r} is unknown: open it first (OpenQuery)")
         if call.epoch < query.epoch:
@@ -469,7 +456,7 @@ class Batches:
             )
         return query
 
-    def _check_no_other_seal(self, query: QueryRecord, call: calls.BeginBatch | calls.Seal) -> None:
+    def _check_no_other_seal(self, query: stored.QueryRecord, call: calls.BeginBatch | calls.Seal) -> None:
         if query.last_sealed > query.last_committed and query.last_sealed != call.batch:
             raise ProtocolError(
                 f"batch {query.last_sealed} of query {call.query!r} is sealed and not committed; "
@@ -477,7 +464,7 @@ class Batches:
             )
 
     def _sealed_before(
-        self, txn: WriteTransaction, query: QueryRecord, batch: int, head: BatchHead
+        self, txn: WriteTransaction, query: stored.QueryRecord, batch: int, head: stored.BatchHead
     ) -> calls.BatchBegun:
         failed = tuple(
             calls.SealedRows(
@@ -490,6 +477,6 @@ class Batches:
         )
 
 
-def emitted_ids(emit: StoredEmit) -> tuple[U64, U64, calls.EventIds | None]:
+def emitted_ids(emit: stored.StoredEmit) -> tuple[U64, U64, calls.EventIds | None]:
     roots, values = np.frombuffer(emit.roots, np.uint64), np.frombuffer(emit.values, np.uint64)
     return roots, values, calls.stored_event_ids(emit.ids)

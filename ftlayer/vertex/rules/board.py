@@ -351,7 +351,6 @@ class BoardOrders:
         return max(since_ms, job.heard_ms) + calls.ORDER_EXPIRES_MS
 
     def _make_room(self, txn: WriteTransaction, job: JobEntry, now: Now) -> None:
-        """Forget the oldest order that has ended, if there are too many for one more."""
         if len(job.orders) < MAX_ORDERS:
             return
         for entry in job.orders.values():
@@ -506,7 +505,6 @@ class Board:
     def _begin_run(
         self, txn: WriteTransaction, details: calls.JobDetails, before: JobEntry | None, now: Now
     ) -> JobEntry:
-        """Take a new run; orders to the one before have come to their end."""
         if before is None:
             job = JobEntry(replace(details, plan=None), True, False, now.wall_ms, -1)
             self._jobs[details.owner] = job

@@ -2,8 +2,7 @@
 
 Each client numbers its calls from 1. What is kept of a client is which numbers were seen, and replies:
 
-- a number that was not seen is executed, in whatever order numbers arrive (a call that waits at the intake
-  limit is overtaken by later ones);
+- a number that was not seen is executed, in whatever order numbers arrive (later ones overtake at the intake limit);
 - a number that was seen gets the reply of the first time, or `ProtocolError` if that is no longer kept;
 - of numbers skipped, the latest `GAPS` ranges may still arrive; older ones are refused as if seen.
 

@@ -16,18 +16,10 @@ from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
 from ftlayer.vertex.rules.tracking import Tracking, check_intake
 from ftlayer.vertex.store import dead_index as failed
+from ftlayer.vertex.store import streams as stored
 from ftlayer.vertex.store.dead_index import FailedRecord, FailedTable
 from ftlayer.vertex.store.key_value import ReadTransaction, WriteTransaction
 from ftlayer.vertex.store.rows import I64, RowInfo, StoredBatch, concat, first_attempts
-from ftlayer.vertex.store.streams import (
-    LogEntry,
-    SegmentKind,
-    get_bounds,
-    log_entries,
-    next_stream_number,
-    put_bounds,
-    put_entry,
-)
 
 # Bytes of waiting records that one call moves: it has to answer with them in one message.
 _BYTES_PER_CALL = 32 << 20
@@ -71,7 +63,7 @@ class Replays:
         limit -= sum(len(rows) for rows in taken)
         for rows in self.waiting_rows(txn, stream, limit, now):
             sequence = state.new_segment()
-            state.segments.append(txn, sequence, stream.number, SegmentKind.TRACKED, rows)
+            state.segments.append(txn, sequence, stream.number, stored.SegmentKind.TRACKED, rows)
             self._tracking.register_replays(stream, sequence, rows.info, now)
             taken.append(rows)
         for rows in taken:
@@ -225,7 +217,7 @@ class Deliveries:
     def deliverable(self, txn: WriteTransaction, call: calls.Deliverable, now: Now) -> calls.DeliverableUpTo:
         """Return how far the query can read, moving due replays into the log as far as they are asked for."""
         stream = self._state.stream(call.stream)
-        bounds = get_bounds(txn, stream.number)
+        bounds = stored.get_bounds(txn, stream.number)
         if not 0 <= call.start <= bounds.next:
             raise ProtocolError(
                 f"offset {call.start} of stream {stream.name!r}: its log ends at {bounds.next}; the "
@@ -238,7 +230,7 @@ class Deliveries:
             for rows in self._take_due(txn, stream, missing, now):
                 stream.log_age.add(self._append(txn, stream, rows), now.wall_ms)
                 stream.logged += len(rows)
-            bounds = get_bounds(txn, stream.number)
+            bounds = stored.get_bounds(txn, stream.number)
         end = min(bounds.next, limit)
         stream.offered = max(stream.offered, end)
         return calls.DeliverableUpTo(end)
@@ -247,7 +239,7 @@ class Deliveries:
     def read(self, txn: ReadTransaction, call: calls.ReadDeliveries, now: Now) -> calls.RecordBatches:
         """Return the rows of a range. Those removed by the begin of a later batch are absent."""
         stream = self._state.stream(call.stream)
-        bounds = get_bounds(txn, stream.number)
+        bounds = stored.get_bounds(txn, stream.number)
         if not 0 <= call.start <= call.end <= bounds.next:
             raise ProtocolError(
                 f"offsets {call.start} to {call.end} of stream {stream.name!r}: its log ends at {bounds.next}"
@@ -258,7 +250,7 @@ class Deliveries:
     def rows_between(self, txn: ReadTransaction, stream: Stream, start: int, end: int) -> list[StoredBatch]:
         """Return the log's rows of [start, end) in order, those of a segment together."""
         parts = []
-        for entry in log_entries(txn, stream.number, start, end):
+        for entry in stored.log_entries(txn, stream.number, start, end):
             which = np.arange(max(start - entry.start, 0), min(end - entry.start, entry.rows))
             parts.append(self._state.segments.rows(txn, entry.segment, which))
         return parts
@@ -274,18 +266,17 @@ class Deliveries:
         return taken + self._replay.waiting_rows(txn, stream, limit, now)
 
     def _append(self, txn: WriteTransaction, stream: Stream, rows: StoredBatch) -> int:
-        """Give rows the next offsets; return where the log ends then."""
         state = self._state
         sequence = state.new_segment()
-        state.segments.append(txn, sequence, stream.number, SegmentKind.LOG, rows)
-        bounds = get_bounds(txn, stream.number)
-        put_entry(txn, stream.number, LogEntry(bounds.next, sequence, len(rows)))
+        state.segments.append(txn, sequence, stream.number, stored.SegmentKind.LOG, rows)
+        bounds = stored.get_bounds(txn, stream.number)
+        stored.put_entry(txn, stream.number, stored.LogEntry(bounds.next, sequence, len(rows)))
         end = bounds.next + len(rows)
-        put_bounds(txn, stream.number, replace(bounds, next=end))
+        stored.put_bounds(txn, stream.number, replace(bounds, next=end))
         return end
 
     def _new_stream(self, txn: WriteTransaction, name: str) -> Stream:
-        stream = Stream(name, next_stream_number(txn), calls.StreamOptions())
+        stream = Stream(name, stored.next_stream_number(txn), calls.StreamOptions())
         stream.write(txn)
         self._state.group.streams[name] = stream
         return stream

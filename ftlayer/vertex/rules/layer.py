@@ -15,10 +15,9 @@ What the shell must keep to:
 - `MemoryCall`s are part of no transaction. They may come at any moment in between: among the calls of an open
   transaction, while it is committed, before its outcomes' ``after``. They have their effect at once, and a lost
   transaction does not undo them.
-- An `IntakeCall` changes memory in ``after`` only: if their transaction
-  is lost (a full store), nothing has happened; answer with the error. A lost transaction that had any
-  *other* call in it, or a `tick`, leaves memory ahead of the store: drop the object and make a new one from
-  the store, which is what a crash would have done. So give intake transactions of its own. The layer
+- An `IntakeCall` changes memory in ``after`` only: if their transaction is lost (a full store), nothing has happened;
+  answer with the error. A lost transaction that had any *other* call in it, or a `tick`, leaves memory ahead of the
+  store: make a new object from the store, as after a crash, and give intake transactions of its own. The layer
   notices when it can, and raises `VertexError` from then on.
 - A call that raises `MalformedRequestError`, `ProtocolError`, `StaleIncarnationError`, `StaleOwnerError` or
   `UnknownJobError` has changed and staged nothing: answer it with the error and go on with the group. Any other error
@@ -26,9 +25,8 @@ What the shell must keep to:
 - Ask `intake_blocked` right before `apply`; a blocked call waits its turn while others go ahead.
 - Call `tick` when its time has come. Late ticks delay expiry and writing down, nothing else.
 
-The calls of one group see each other in order, with one exception: roots that a group registers by
-`Persist` are known to events from the next transaction on. (Persist before emit: no client has reason to send
-events of a root before the answer.)
+The calls of one group see each other in order, but for roots that a group registers by `Persist`: events know them
+from the next transaction on. (No client has reason to send events of a root before the answer.)
 """
 
 from __future__ import annotations
@@ -49,30 +47,18 @@ from ftlayer.errors import (
 from ftlayer.records.ipc import says
 from ftlayer.vertex import calls
 from ftlayer.vertex.acker import ExactTracker
-from ftlayer.vertex.rules import audit
+from ftlayer.vertex.rules import audit, walk
 from ftlayer.vertex.rules.audit import VertexHour
 from ftlayer.vertex.rules.batches import Batches
 from ftlayer.vertex.rules.board import Board
 from ftlayer.vertex.rules.dedupe import Dedupe
 from ftlayer.vertex.rules.deliveries import Deliveries, Replays
-from ftlayer.vertex.rules.failing import Failing
 from ftlayer.vertex.rules.followed import EndedAttempt
 from ftlayer.vertex.rules.operating import DeadLetters
 from ftlayer.vertex.rules.source_ranges import by_segment
 from ftlayer.vertex.rules.state import Group, LayerOptions, ShardState, recover
 from ftlayer.vertex.rules.streams import Stream, StreamCounters, check_timeout
-from ftlayer.vertex.rules.tracking import RangeCalls, Tracking
-from ftlayer.vertex.rules.walk import (
-    NEVER_MS,
-    PASSED_AT_ONCE,
-    BarrierLetters,
-    PassedRows,
-    Record,
-    Span,
-    Walks,
-    belongs_to,
-    names_of,
-)
+from ftlayer.vertex.rules.tracking import Failing, RangeCalls, Tracking
 from ftlayer.vertex.store import dead_index as failed
 from ftlayer.vertex.store import streams as stored
 from ftlayer.vertex.store.dead_index import FailedTable
@@ -82,15 +68,6 @@ from ftlayer.vertex.store.key_value import (
     ReadTransaction,
     WriteTransaction,
     all_planned,
-)
-from ftlayer.vertex.store.streams import (
-    QueryRecord,
-    all_positions,
-    all_queries,
-    get_bounds,
-    get_query,
-    next_stream_number,
-    put_query,
 )
 
 
@@ -104,7 +81,7 @@ class Opening:
         check_timeout(call.options, self._state.options.buckets)
         stream = self._declare(txn, call.stream, call.options)
         held = tuple(partition.name for partition in self._state.ranges.of_stream(stream))
-        positions = all_positions(txn, stream.number)
+        positions = stored.all_positions(txn, stream.number)
         planned = all_planned(txn, stream.number)
         return calls.StreamOpened(self._state.incarnation, positions, self._state.exact, held, planned)
 
@@ -119,10 +96,10 @@ class Opening:
                     f"stream {name!r} belongs to query {stream.query!r}; a stream is read by one query: stop "
                     "that one and start it again without the stream, or give this query another one"
                 )
-        record = get_query(txn, call.query)
+        record = stored.get_query(txn, call.query)
         if record is None:
-            number = 1 + max((other.number for _, other in all_queries(txn)), default=0)
-            record = QueryRecord(number, 0, call.run, ())
+            number = 1 + max((other.number for _, other in stored.all_queries(txn)), default=0)
+            record = stored.QueryRecord(number, 0, call.run, ())
         for name in set(record.streams) - set(call.streams):
             self._own(txn, state.stream(name), "")
         for name in call.streams:
@@ -134,7 +111,7 @@ class Opening:
             streams=call.streams,
             title=call.title or record.title,
         )
-        put_query(txn, call.query, record)
+        stored.put_query(txn, call.query, record)
         return calls.QueryOpened(
             record.epoch,
             state.incarnation,
@@ -148,7 +125,7 @@ class Opening:
     def _declare(self, txn: WriteTransaction, name: str, options: calls.StreamOptions) -> Stream:
         stream = self._state.find_stream(name)
         if stream is None:
-            stream = Stream(name, next_stream_number(txn), options)
+            stream = Stream(name, stored.next_stream_number(txn), options)
         stream.options = options
         stream.write(txn)
         if options.replay != "source":
@@ -213,8 +190,8 @@ def select(state: ShardState, txn: ReadTransaction, call: calls.SelectRecords) -
         if examined + passed >= calls.MAX_EXAMINED or len(keys) == call.limit or size >= calls.MAX_PAGE_BYTES:
             return calls.RecordPage(tuple(infos), tuple(keys), examined, last)
         last = record.key
-        if isinstance(record, PassedRows):
-            passed += PASSED_AT_ONCE
+        if isinstance(record, walk.PassedRows):
+            passed += walk.PASSED_AT_ONCE
             continue
         examined += 1
         if not wanted(record):
@@ -228,14 +205,14 @@ def select(state: ShardState, txn: ReadTransaction, call: calls.SelectRecords) -
 
 
 class _Wanted:
-    def __init__(self, call: calls.SelectRecords, span: Span) -> None:
+    def __init__(self, call: calls.SelectRecords, span: walk.Span) -> None:
         self._span = span
         self._operator = call.operator
         self._root = call.root
         self._text = call.text
         self._bytes = call.text.encode()
 
-    def __call__(self, record: Record) -> bool:
+    def __call__(self, record: walk.Record) -> bool:
         if record.stream.number not in self._span.numbers:
             return False
         if not self._span.since_ms <= record.time_ms < self._span.until_ms:
@@ -246,29 +223,28 @@ class _Wanted:
             return False
         return not self._text or self._says(record)
 
-    def _says(self, record: Record) -> bool:
+    def _says(self, record: walk.Record) -> bool:
         reason, operator = record.last_failure
         if self._text in reason or self._text in operator:
             return True
         return record.may_say(self._bytes) and says(record.payload(), self._bytes)
 
 
-def _span(state: ShardState, call: calls.SelectRecords) -> Span:
+def _span(state: ShardState, call: calls.SelectRecords) -> walk.Span:
     streams = [
         stream
         for _, stream in sorted(state.numbers.items())
-        if not call.stream or belongs_to(stream, call.stream)
+        if not call.stream or walk.belongs_to(stream, call.stream)
     ]
     is_picky = bool(call.operator or call.text or call.root)
     most = calls.MAX_EXAMINED if is_picky else min(call.limit, calls.MAX_EXAMINED) + 1
-    return Span(streams, call.after, most, call.since_ms, call.until_ms or NEVER_MS)
+    return walk.Span(streams, call.after, most, call.since_ms, call.until_ms or walk.NEVER_MS)
 
 
 def _candidates(
-    state: ShardState, txn: ReadTransaction, call: calls.SelectRecords, span: Span
-) -> Iterator[Record | PassedRows]:
-    """Return the records that can be wanted, in the fewest steps that lead to them."""
-    walks = Walks(state, txn)
+    state: ShardState, txn: ReadTransaction, call: calls.SelectRecords, span: walk.Span
+) -> Iterator[walk.Record | walk.PassedRows]:
+    walks = walk.Walks(state, txn)
     if call.keys:
         return walks.at_keys(call.state, [key for key in call.keys if key > call.after])
     if call.state == "dead":
@@ -281,8 +257,8 @@ def _candidates(
 
 
 def _dead_candidates(
-    state: ShardState, walks: Walks, call: calls.SelectRecords, span: Span
-) -> Iterator[Record | PassedRows]:
+    state: ShardState, walks: walk.Walks, call: calls.SelectRecords, span: walk.Span
+) -> Iterator[walk.Record | walk.PassedRows]:
     if call.group >= 0:
         stream = state.find_stream(call.stream)
         return (
@@ -311,7 +287,7 @@ class Status:
         """Return the run that a job belongs to, "" where this shard keeps no records of it."""
         if job.kind is calls.JobKind.TOPOLOGY:
             return self._state.owners.run_of(job.owner)
-        query = get_query(txn, job.owner)
+        query = stored.get_query(txn, job.owner)
         # A query opens itself anew at each run of Spark's: what is before the dot is the execution.
         return "" if query is None else query.run.partition(".")[0]
 
@@ -348,7 +324,7 @@ class Status:
         wanted = {
             number: stream.name
             for number, stream in self._state.numbers.items()
-            if not call.stream or belongs_to(stream, call.stream)
+            if not call.stream or walk.belongs_to(stream, call.stream)
         }
         return self._state.dead_index.groups(txn, wanted)
 
@@ -376,7 +352,7 @@ class Status:
     @calls.handles(calls.QueryStatusCall)
     def query(self, txn: ReadTransaction, call: calls.QueryStatusCall, now: Now) -> calls.QueryStatus:
         """Count the rows of a query's streams. Rows that a sealed batch is about to move count as delivered."""
-        query = get_query(txn, call.query)
+        query = stored.get_query(txn, call.query)
         if query is None:
             raise ProtocolError(f"query {call.query!r} is unknown: open it first (OpenQuery)")
         streams = [self._state.stream(name) for name in query.streams]
@@ -448,9 +424,9 @@ class Status:
 
     def _offered(self, number: int, txn: ReadTransaction) -> int:
         stream = self._state.numbers[number]
-        return max(stream.offered - get_bounds(txn, number).committed, 0)
+        return max(stream.offered - stored.get_bounds(txn, number).committed, 0)
 
-    def _sealed_rows(self, txn: ReadTransaction, query: QueryRecord) -> int:
+    def _sealed_rows(self, txn: ReadTransaction, query: stored.QueryRecord) -> int:
         if query.last_sealed <= query.last_committed:
             return 0
         head = stored.get_batch(txn, query.number, query.last_sealed)
@@ -464,7 +440,7 @@ class Status:
 def _details(
     state: ShardState, txn: ReadTransaction, stream: Stream, pending_since_ms: int
 ) -> calls.StreamDetails:
-    names = names_of(state, txn, stream)
+    names = walk.names_of(state, txn, stream)
     since_ms = (pending_since_ms, stream.log_age.since_ms, _waits_since_ms(state, txn, stream))
     counters = stream.counters
     return calls.StreamDetails(
@@ -533,7 +509,7 @@ class FTLayerCore:
             Opening(state),
             Batches(state, self._tracking, failing, deliveries),
             DeadLetters(state, store),
-            BarrierLetters(state, store),
+            walk.BarrierLetters(state, store),
             Status(state, store, self._replay, self._board, self._hour),
             self._board,
             state.owners,
@@ -711,7 +687,6 @@ class FTLayerCore:
         self._check_usable()
 
     def _enter(self, txn: WriteTransaction) -> Group:
-        """Return the group of ``txn``; a new transaction means that the last one is over."""
         self._check_usable()
         if txn is not self._transaction:
             if self._state.group.unconfirmed:

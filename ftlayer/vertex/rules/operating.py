@@ -19,7 +19,7 @@ from ftlayer.vertex.rules.walk import names_of
 from ftlayer.vertex.store import dead_index as failed
 from ftlayer.vertex.store.dead_index import FailedRecord, FailedTable
 from ftlayer.vertex.store.key_value import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
-from ftlayer.vertex.store.streams import get_cursor, put_cursor, put_died_ms
+from ftlayer.vertex.store.streams import StreamTime, get_cursor, put_cursor, put_ms
 
 # What a vertex answers to probes. A full store stays ready: what empties it comes from the clients that fill it.
 
@@ -248,7 +248,7 @@ class DeadLetters:
         stream.dead -= 1
         if failed.time_of(key) > stream.gone_ms:
             stream.gone_ms = failed.time_of(key)
-            put_died_ms(txn, stream.number, stream.gone_ms)
+            put_ms(txn, StreamTime.DIED, stream.number, stream.gone_ms)
         return stream, record
 
 

@@ -17,16 +17,9 @@ from ftlayer.records.ids import RowRoots, ids_of, root_ids, shard_bits
 from ftlayer.records.traced import Sampler
 from ftlayer.vertex.acker import AckerTable, BucketRotations, ExactTracker, Roots, Tracker
 from ftlayer.vertex.calls import Envelope, Failure, Reply, StreamCircuit
+from ftlayer.vertex.rules import source_ranges
 from ftlayer.vertex.rules.followed import FollowedAttempts
 from ftlayer.vertex.rules.grouping import DeadIndex
-from ftlayer.vertex.rules.source_ranges import (
-    LiveSegments,
-    SourcePartition,
-    SourceRange,
-    SourceRanges,
-    by_segment,
-    locations_of,
-)
 from ftlayer.vertex.rules.streams import (
     MAX_REASON,
     MAX_TRACEBACK,
@@ -38,18 +31,10 @@ from ftlayer.vertex.rules.streams import (
     stream_of_record,
 )
 from ftlayer.vertex.store import dead_index as failed
+from ftlayer.vertex.store import streams as stored
 from ftlayer.vertex.store.dead_index import FailedTable
 from ftlayer.vertex.store.key_value import ReadTransaction, WriteTransaction
 from ftlayer.vertex.store.rows import U64, Payloads, TextChanges
-from ftlayer.vertex.store.streams import (
-    Mask,
-    SegmentKind,
-    Segments,
-    all_streams,
-    get_asked_pause_ms,
-    get_bounds,
-    get_died_ms,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +92,6 @@ OTHERS_AFTER_MS = 5_000
 
 @dataclass(slots=True)
 class _Trial:
-    """What was let out to see whether it passes. ``roots`` have no outcome yet."""
-
     roots: set[int]
     out_ms: int
     records: int = 0
@@ -368,9 +351,9 @@ class ShardState:
         self.options = options
         self.incarnation = incarnation
         self.payloads = Payloads()
-        self.segments = Segments(self.payloads)
-        self.live = LiveSegments(self.segments)
-        self.ranges = SourceRanges()
+        self.segments = stored.Segments(self.payloads)
+        self.live = source_ranges.LiveSegments(self.segments)
+        self.ranges = source_ranges.SourceRanges()
         self.tracker: Tracker = ExactTracker() if options.tracker == "exact" else AckerTable()
         self.rotations = BucketRotations(options.buckets)
         self.orphan_rotations = BucketRotations(options.buckets)
@@ -429,10 +412,10 @@ class ShardState:
     def bucket(self, stream: Stream, mono_ms: int) -> int:
         return self.rotations.bucket(stream.options.timeout_ms, mono_ms)
 
-    def are_pending(self, roots: U64, locations: U64) -> Mask:
+    def are_pending(self, roots: U64, locations: U64) -> stored.Mask:
         """Return which of these rows are pending under these roots, bool[n]: of rows with one root, one is."""
         located = self.tracker.locate(roots)
-        pending: Mask = located.pending & (located.locations == locations)
+        pending: stored.Mask = located.pending & (located.locations == locations)
         return pending
 
     def forget_ranges(self, txn: WriteTransaction, stream: Stream) -> None:
@@ -445,14 +428,14 @@ class ShardState:
                 if each.roots is not None:
                     # Late events must not complete them. Another stream's row may have the same root.
                     roots = each.roots[~each.done]
-                    locations = locations_of(each.segment, len(each.done))[~each.done]
+                    locations = source_ranges.locations_of(each.segment, len(each.done))[~each.done]
                     self.tracker.forget(roots[self.are_pending(roots, locations)])
                 stream.in_flight -= left
                 stream.unstored -= recalled
             self.ranges.forget(txn, partition)
 
     def complete(self, complete: Roots, now: Now) -> None:
-        for segment, rows, positions in by_segment(complete.locations):
+        for segment, rows, positions in source_ranges.by_segment(complete.locations):
             live = self.live.get(segment)
             new = self.live.finish(segment, rows)
             done = complete.roots[positions[new]]
@@ -495,15 +478,15 @@ def recover(state: ShardState, txn: ReadTransaction, now: Now) -> None:
     """Fill an empty state from the store. What was pending is due at once: the loss of the vertex ends no attempt."""
     state.owners.recover(txn)
     state.dead_index.recover(txn)
-    for name, record in all_streams(txn):
+    for name, record in stored.all_streams(txn):
         stream = stream_of_record(name, record)
-        bounds = get_bounds(txn, stream.number)
+        bounds = stored.get_bounds(txn, stream.number)
         stream.logged = bounds.next - bounds.committed
         stream.offered = bounds.committed
         if stream.logged:
             stream.log_age.add(bounds.next, now.wall_ms)
-        stream.asked_pause_ms = get_asked_pause_ms(txn, stream.number)
-        stream.died_ms = stream.gone_ms = get_died_ms(txn, stream.number)
+        stream.asked_pause_ms = stored.get_ms(txn, stored.StreamTime.ASKED_PAUSE, stream.number)
+        stream.died_ms = stream.gone_ms = stored.get_ms(txn, stored.StreamTime.DIED, stream.number)
         state.add_stream(stream)
     for number, count in failed.counts(txn, FailedTable.WAITING).items():
         _stream_of(state, number).waiting = count
@@ -513,7 +496,7 @@ def recover(state: ShardState, txn: ReadTransaction, now: Now) -> None:
         stream.died_ms = max(stream.died_ms, failed.last_ms(txn, FailedTable.DEAD, number))
     for sequence, head in state.segments.heads(txn):
         state.next_segment = sequence + 1
-        if head.kind is not SegmentKind.TRACKED:
+        if head.kind is not stored.SegmentKind.TRACKED:
             continue
         stream = _stream_of(state, head.stream)
         done = state.segments.done(txn, sequence, len(head))
@@ -526,16 +509,16 @@ def recover(state: ShardState, txn: ReadTransaction, now: Now) -> None:
 
 def _recover_ranges(state: ShardState, txn: ReadTransaction) -> None:
     """Know the partitions of sources that can be read again; what is not done of their ranges is wanted."""
-    for number, name, stored, floor in state.ranges.recovered(txn):
+    for number, name, ranges, floor in state.ranges.recovered(txn):
         stream = _stream_of(state, number)
-        at = (stored.number, stored.place)
-        partition = SourcePartition(stream, name, floor, at, floor, at)
-        for facts, packed in stored.ranges:
+        at = (ranges.number, ranges.place)
+        partition = source_ranges.SourcePartition(stream, name, floor, at, floor, at)
+        for facts, packed in ranges.ranges:
             done = np.zeros(facts.rows, np.bool_)
             if packed:
                 bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=facts.rows, bitorder="little")
                 done = bits.astype(np.bool_)
-            found = SourceRange(partition, state.new_segment(), facts, done, None)
+            found = source_ranges.SourceRange(partition, state.new_segment(), facts, done, None)
             partition.add(found)
             state.live.add(found.segment, stream, done, source=found)
             left = found.recall(np.flatnonzero(~done))

@@ -15,9 +15,7 @@ from ftlayer.vertex.store.key_value import ReadTransaction, WriteTransaction
 from ftlayer.vertex.store.rows import I64, SHARED_FROM, History, StoredAttempt
 from ftlayer.vertex.store.streams import StreamRecord, all_jobs, put_job, put_stream
 
-# Which run a topology's streams belong to: the one that has claimed it last. Earlier ones are fenced.
-#
-# Nothing has to time out: a new driver takes over at once, whatever has become of the run before. What that one has
+# A topology's streams belong to the run that has claimed it last. Nothing has to time out: what an earlier one has
 # under way when it is recalled has roots that are no longer known, and what it adds later is refused.
 
 

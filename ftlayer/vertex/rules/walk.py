@@ -378,7 +378,6 @@ class Walks:
         yield from self._failed(FailedTable.WAITING, replace(span, after=after[1:]), _IN_TABLE)
 
     def _tracked(self, span: Span, *, is_due: bool) -> Iterator[Record | PassedRows]:
-        """Return rows of tracked segments: those that are due, or those that are in flight."""
         first = int.from_bytes(span.after[:8], "big")
         if is_due:
             sequences = sorted(sequence for sequence in self._due if sequence >= first)
@@ -408,7 +407,6 @@ class Walks:
         return which
 
     def _tracked_at(self, sequence: int, which: I64, *, is_due: bool) -> Iterator[Record]:
-        """Return some rows of a segment, those left out that are not in this state."""
         live = self._state.live.get(sequence)
         if live is None or live.source is not None:
             return
@@ -631,7 +629,6 @@ class BarrierLetters:
     def _take(
         self, txn: WriteTransaction, job: str, key: bytes, *, with_texts: bool = True
     ) -> tuple[Stream, FailedRecord] | None:
-        """Take a requeued letter of a job out of the waiting records; None where it is gone."""
         record = failed.get(txn, FailedTable.WAITING, key)
         stream = self._state.numbers.get(failed.stream_of(key))
         if record is None or record.kept is None or stream is None or owner_of(stream.name) != job:

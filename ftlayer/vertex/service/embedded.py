@@ -24,8 +24,7 @@ from ftlayer.errors import FTLayerError, StorePathError, VertexError, error_for_
 from ftlayer.transport.address import Address, is_loopback, parse_address
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.vertex.client.client import VertexClient
-from ftlayer.vertex.service.access import ACCESS_FILE, AccessFile, link_access, remove_access, write_access
-from ftlayer.vertex.service.directory import LOG_FILE, check_unheld, prepare_vertex
+from ftlayer.vertex.service import directory
 
 logger = logging.getLogger(__name__)
 
@@ -120,9 +119,10 @@ class EmbeddedVertex:
     another takes its place at the same address with what the store has; its clients go on. When this process dies,
     however that happens, the child stops and leaves the store in order. What it prints goes to ``vertex.log`` in the
     store's directory. While it runs, ``vertex.access`` beside that, which no other user can read, lets tools of this
-    user in (`ftlayer.vertex.service.access`); a killed process leaves it, which is told by its process id.
+    user in (`ftlayer.vertex.service.directory`); a killed process leaves it, which is told by its process id.
 
     Attributes:
+        address: where clients find it; "" before `start`.
         token: what clients have to bring.
         root_certs: PEM that clients verify the vertex by; None on this machine.
         client_pem: PEM of the certificate and key that the vertex verifies its clients by; None on this machine.
@@ -149,8 +149,8 @@ class EmbeddedVertex:
             shown = make_certificate(["ftlayer-client"])
             self._client_ca, self.client_pem = shown.cert, shown.cert + shown.key
         self._lock = threading.Lock()  # guards what follows
-        self._address = ""
-        self._access: AccessFile | None = None
+        self.address = ""
+        self._access: directory.AccessFile | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = False
         self._failure: VertexError | None = None
@@ -165,10 +165,6 @@ class EmbeddedVertex:
         self.stop()
 
     @property
-    def address(self) -> str:
-        return self._address
-
-    @property
     def pid(self) -> int | None:
         process = self._process
         return None if process is None or process.poll() is not None else process.pid
@@ -178,25 +174,25 @@ class EmbeddedVertex:
         with self._lock:
             if self._supervisor is not None:
                 raise VertexError("this embedded vertex was started before; make another")
-            prepare_vertex(self._path)
-            check_unheld(self._path)
+            directory.prepare_vertex(self._path)
+            directory.check_unheld(self._path)
             try:
                 if not self._visits:
-                    (self._path / LOG_FILE).unlink(missing_ok=True)
+                    (self._path / directory.LOG_FILE).unlink(missing_ok=True)
             except OSError as error:
                 raise StorePathError(f"{self._path}: {error.strerror}") from error
-            self._address = self._spawn(self._first_place())
+            self.address = self._spawn(self._first_place())
             if not self._visits:
                 self._let_tools_in()
             self._supervisor = threading.Thread(
                 target=self._supervise, name="ftlayer-supervisor", daemon=True
             )
             self._supervisor.start()
-            return self._address
+            return self.address
 
     def client(self, *, client_id: str | None = None, deadline_ms: int = CLIENT_DEADLINE_MS) -> VertexClient:
         return VertexClient(
-            self._address,
+            self.address,
             self.token,
             root_certs=self.root_certs,
             client_pem=self.client_pem,
@@ -232,11 +228,11 @@ class EmbeddedVertex:
                 self._sockets.remove()
 
     def _let_tools_in(self) -> None:
-        access = AccessFile(self._address, self.token, self.root_certs, self.client_pem, os.getpid())
+        access = directory.AccessFile(self.address, self.token, self.root_certs, self.client_pem, os.getpid())
         try:
-            write_access(self._path / ACCESS_FILE, access)
+            directory.write_access(self._path / directory.ACCESS_FILE, access)
             if self._sockets is not None:
-                link_access(Path(self._sockets.path), self._path / ACCESS_FILE)
+                directory.link_access(Path(self._sockets.path), self._path / directory.ACCESS_FILE)
         except StorePathError:
             assert self._process is not None
             _end(self._process)
@@ -246,7 +242,7 @@ class EmbeddedVertex:
     def _shut_tools_out(self) -> None:
         access, self._access = self._access, None
         if access is not None:
-            remove_access(self._path / ACCESS_FILE, access)
+            directory.remove_access(self._path / directory.ACCESS_FILE, access)
 
     def _first_place(self) -> Address:
         if self._host is not None:
@@ -266,7 +262,7 @@ class EmbeddedVertex:
                 tls_client_ca=self._client_ca,
             )
         )
-        with _open_log(self._path / LOG_FILE) as log:
+        with _open_log(self._path / directory.LOG_FILE) as log:
             process = subprocess.Popen(
                 # -P: the installed package, not a source tree that happens to be the working directory.
                 [sys.executable, "-P", "-m", "ftlayer.vertex.service"],
@@ -298,7 +294,7 @@ class EmbeddedVertex:
         raise _DiedAtStartError(f"the vertex process ended before it served ({self._last_words()})")
 
     def _supervise(self) -> None:
-        place = parse_address(self._address, "address")
+        place = parse_address(self.address, "address")
         while True:
             process = self._process
             assert process is not None
@@ -313,7 +309,6 @@ class EmbeddedVertex:
                     return
 
     def _restart(self, place: Address) -> VertexError | None:
-        """Start another child; return what makes it pointless to try again."""
         while True:
             try:
                 self._count_restart()
@@ -342,8 +337,8 @@ class EmbeddedVertex:
 
     def _last_words(self) -> str:
         code = None if self._process is None else self._process.returncode
-        lines = (self._path / LOG_FILE).read_text("utf-8", "replace").splitlines()[-LOG_LINES:]
-        return "\n".join([f"exit code {code}, log {self._path / LOG_FILE}:", *lines])
+        lines = (self._path / directory.LOG_FILE).read_text("utf-8", "replace").splitlines()[-LOG_LINES:]
+        return "\n".join([f"exit code {code}, log {self._path / directory.LOG_FILE}:", *lines])
 
 
 def _open_log(path: Path) -> IO[bytes]:

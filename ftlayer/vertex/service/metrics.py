@@ -46,26 +46,22 @@ class Probes:
     def __init__(self, mono_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000) -> None:
         self._mono_ms = mono_ms
         self._vertex: Pulsing | None = None
-        self._phase = Phase.OPENING
-
-    @property
-    def phase(self) -> Phase:
-        return self._phase
+        self.phase = Phase.OPENING
 
     def opened(self, vertex: Pulsing) -> None:
         self._vertex = vertex
 
     def serving(self) -> None:
-        self._phase = Phase.SERVING
+        self.phase = Phase.SERVING
 
     def stopping(self) -> None:
-        self._phase = Phase.STOPPING
+        self.phase = Phase.STOPPING
 
     def liveness(self) -> ProbeResult:
-        return liveness(self._phase, self._pulses(), self._mono_ms())
+        return liveness(self.phase, self._pulses(), self._mono_ms())
 
     def readiness(self) -> ProbeResult:
-        return readiness(self._phase, self._pulses(), self._mono_ms())
+        return readiness(self.phase, self._pulses(), self._mono_ms())
 
     def answer(self, path: str) -> tuple[HTTPStatus, bytes] | None:
         """Return the status and the JSON that a probe gets; None if ``path`` is no probe's."""
@@ -118,7 +114,6 @@ class Metrics:
         self._server: tuple[ThreadingWSGIServer, threading.Thread] | None = None
 
     def __enter__(self) -> Metrics:
-        """Listen; `MachineError` when the port is taken."""
         if self._port is None:
             return self
         registry = CollectorRegistry()

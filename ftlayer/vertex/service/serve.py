@@ -28,16 +28,8 @@ from ftlayer.common.telemetry import EndedSpan, SpanError, SpanExport, open_span
 from ftlayer.config import TCP_LISTEN, ServeOptions, VertexOptions
 from ftlayer.errors import ConfigError, FTLayerError, MalformedRequestError, VertexUnavailableError
 from ftlayer.records.traced import attempt_span, record_span, trace_of
+from ftlayer.transport import flight_connection
 from ftlayer.transport.address import Address, parse_listen
-from ftlayer.transport.flight_connection import (
-    TRANSPORT_ERRORS,
-    TokenServer,
-    WriterThread,
-    error_frame,
-    flight_error,
-    frames_of,
-    poll_in_place,
-)
 from ftlayer.transport.frames import pack
 from ftlayer.transport.sockets import Notifier, SocketDirectory, cannot_listen, check_socket_free, try_socket
 from ftlayer.vertex.acker import warm_up
@@ -46,22 +38,14 @@ from ftlayer.vertex.metrics.catalogue import Families
 from ftlayer.vertex.rules.followed import EndedAttempt
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.state import LayerOptions
-from ftlayer.vertex.service.access import SERVED, STORE, link_access
-from ftlayer.vertex.service.directory import SOCKET, check_unheld, fix_shards, prepare_vertex
+from ftlayer.vertex.service import directory
 from ftlayer.vertex.service.heap import give_back_freed_memory, keep_freed_memory
 from ftlayer.vertex.service.metrics import Metrics, Probes, vertex_families
 from ftlayer.vertex.service.otlp import OtlpMetrics
 from ftlayer.vertex.service.shard import Answer, ShardParts
 from ftlayer.vertex.service.vertex import Vertex
 from ftlayer.vertex.store.lmdb_store import Durability, LmdbStore
-from ftlayer.vertex.wire.frames import (
-    call_of,
-    decode_call,
-    encode_health,
-    encode_reply,
-    envelope_of,
-    open_frame,
-)
+from ftlayer.vertex.wire import frames
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +79,7 @@ MAX_CALLS_IN_FLIGHT = 256
 WriteFrame = Callable[[bytes], None]
 
 
-class VertexServer(TokenServer):
+class VertexServer(flight_connection.TokenServer):
     def __init__(
         self,
         vertex: Vertex,
@@ -133,23 +117,23 @@ class VertexServer(TokenServer):
                     f"action: no action {action.type!r}; there are call, health, route"
                 )
         except FTLayerError as error:
-            raise flight_error(error) from error
+            raise flight_connection.flight_error(error) from error
 
     def _run(self, frame: bytes | pa.Buffer) -> bytes:
-        call, envelope = decode_call(frame)
+        call, envelope = frames.decode_call(frame)
         answers: queue.SimpleQueue[Reply | FTLayerError] = queue.SimpleQueue()
         self._vertex.submit(call, envelope, answers.put)
         answer = answers.get()
         if isinstance(answer, FTLayerError):
             raise answer
-        return encode_reply(answer)
+        return frames.encode_reply(answer)
 
     def _results(self, frame: bytes) -> Iterator[bytes]:
         for start in range(0, len(frame), RESULT_BYTES):
             yield frame[start : start + RESULT_BYTES]
 
     def _health(self) -> bytes:
-        return encode_health(
+        return frames.encode_health(
             incarnation=self._vertex.incarnation,
             shards=self._vertex.shards,
             max_message_bytes=self._max_message_bytes,
@@ -209,16 +193,18 @@ class VertexServer(TokenServer):
                     f"descriptor: expected the command 'calls' or 'parts', got {command!r}"
                 )
         except FTLayerError as error:
-            raise flight_error(error) from error
+            raise flight_connection.flight_error(error) from error
         except (pa.ArrowException, ValueError, OSError, EOFError) as error:
             if isinstance(error, flight.FlightError):
                 raise
-            raise flight_error(MalformedRequestError(f"stream: not readable ({error})")) from error
+            raise flight_connection.flight_error(
+                MalformedRequestError(f"stream: not readable ({error})")
+            ) from error
 
     def _joined_parts(self, reader: flight.MetadataRecordBatchReader) -> bytes:
         # A stream that ends too early is noticed: no beginning of a frame is a frame.
         frame = bytearray()
-        for part in frames_of(reader):
+        for part in flight_connection.frames_of(reader):
             frame += memoryview(self._checked(part))
             if len(frame) > PARTS_PER_CALL * self._max_message_bytes:
                 raise self._too_long(len(frame))
@@ -227,12 +213,12 @@ class VertexServer(TokenServer):
     def _run_stream(self, reader: flight.MetadataRecordBatchReader, write: WriteFrame) -> None:
         answers = StreamAnswers(write)
         try:
-            for message in frames_of(reader):
-                frame = open_frame(message)
-                answer = answers.expect(envelope_of(frame).sequence)
+            for message in flight_connection.frames_of(reader):
+                frame = frames.open_frame(message)
+                answer = answers.expect(frames.envelope_of(frame).sequence)
                 try:
                     self._checked(message)
-                    call, envelope = call_of(frame)
+                    call, envelope = frames.call_of(frame)
                     self._vertex.submit(call, envelope, answer)
                 except FTLayerError as error:
                     answer(error)
@@ -256,7 +242,9 @@ class StreamAnswers:
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(MAX_CALLS_IN_FLIGHT):
             self._room.put(None)
-        self._late: WriterThread[tuple[int, Reply | FTLayerError]] = WriterThread("ftlayer-answers")
+        self._late: flight_connection.WriterThread[tuple[int, Reply | FTLayerError]] = (
+            flight_connection.WriterThread("ftlayer-answers")
+        )
         self._late.start(lambda answer: self._write(*answer), self._gone)
 
     def expect(self, sequence: int) -> Answer:
@@ -279,13 +267,15 @@ class StreamAnswers:
 
     def _write(self, sequence: int, reply: Reply | FTLayerError) -> None:
         frame = (
-            error_frame(reply, sequence) if isinstance(reply, FTLayerError) else encode_reply(reply, sequence)
+            flight_connection.error_frame(reply, sequence)
+            if isinstance(reply, FTLayerError)
+            else frames.encode_reply(reply, sequence)
         )
         with self._writing:
             if self._client_is_there:
                 try:
                     self._write_frame(frame)
-                except TRANSPORT_ERRORS as error:
+                except flight_connection.TRANSPORT_ERRORS as error:
                     self._gone(error)
         self._room.put(None)
 
@@ -355,11 +345,11 @@ def serve(
         stop.set()
 
     _check_tls(options)
-    check_unheld(Path(options.vertex.path))
+    directory.check_unheld(Path(options.vertex.path))
     place, sockets = _place(options)
     _check_free(place)
     keep_freed_memory()
-    poll_in_place()
+    flight_connection.poll_in_place()
     tracing = tracing_of(os.environ)
     spans = None if tracing is None else open_spans(tracing, "ftlayer-vertex", __version__)
     probes = Probes()
@@ -379,8 +369,10 @@ def serve(
         try:
             server = _listen(options, place, vertex)
             if sockets is not None:
-                link_access(Path(sockets.path), Path(os.path.realpath(options.vertex.path)), STORE)
-                link_access(Path(sockets.path), Path(place.path), SERVED)
+                directory.link_access(
+                    Path(sockets.path), Path(os.path.realpath(options.vertex.path)), directory.STORE
+                )
+                directory.link_access(Path(sockets.path), Path(place.path), directory.SERVED)
             asked.vertex = vertex
             telling = _Telling(probes, notifier or Notifier("", None), on_ready)
             with _signals() as signals, otlp:
@@ -414,8 +406,6 @@ class _Scraped:
 
 @dataclass(frozen=True)
 class _Telling:
-    """Who is told how the vertex is: probes, the service manager, the program that runs it."""
-
     probes: Probes
     notifier: Notifier
     on_ready: Callable[[str], None] | None
@@ -480,12 +470,12 @@ def _place(options: ServeOptions) -> tuple[Address, SocketDirectory | None]:
     if options.listen is not None or options.tls_cert is not None:
         return parse_listen(options.listen or TCP_LISTEN, "listen"), None
     store = Path(os.path.realpath(options.vertex.path))
-    prepare_vertex(store)
+    directory.prepare_vertex(store)
     sockets = SocketDirectory.make("tools find this vertex by its address alone")
     try:
-        (store / SOCKET).mkdir(mode=0o700, exist_ok=True)
-        try_socket(f"{store / SOCKET}/probe")
-        return Address(path=f"{store / SOCKET}/vertex"), sockets
+        (store / directory.SOCKET).mkdir(mode=0o700, exist_ok=True)
+        try_socket(f"{store / directory.SOCKET}/probe")
+        return Address(path=f"{store / directory.SOCKET}/vertex"), sockets
     except OSError as error:
         if sockets is None:
             raise ConfigError(
@@ -586,8 +576,8 @@ def open_vertex(
 ) -> Vertex:
     """Open (or make) the stores of a vertex and recover what they hold; raises as `fix_shards` and `LmdbStore.open`."""
     path = Path(options.path)
-    prepare_vertex(path)
-    fix_shards(path, options.shards)
+    directory.prepare_vertex(path)
+    directory.fix_shards(path, options.shards)
     return Vertex(path, [_parts(options, path, shard, traced) for shard in range(options.shards)], on_fatal)
 
 

@@ -31,22 +31,7 @@ from ftlayer.errors import (
     VertexError,
     VertexUnavailableError,
 )
-from ftlayer.vertex.calls import (
-    Call,
-    Envelope,
-    Ingest,
-    IntakeCall,
-    MemoryCall,
-    MutatingCall,
-    Persist,
-    ReadDeliveries,
-    ReadingCall,
-    Register,
-    Reply,
-    Reseal,
-    Seal,
-    StatsReply,
-)
+from ftlayer.vertex import calls
 from ftlayer.vertex.rules.followed import EndedAttempt
 from ftlayer.vertex.rules.layer import CallOutcome, FTLayerCore
 from ftlayer.vertex.rules.operating import ShardPulse
@@ -55,7 +40,7 @@ from ftlayer.vertex.store.key_value import KeyValueStore, WriteTransaction
 logger = logging.getLogger(__name__)
 
 
-Answer = Callable[[Reply | FTLayerError], None]
+Answer = Callable[[calls.Reply | FTLayerError], None]
 
 REFUSALS = (MalformedRequestError, ProtocolError, StaleIncarnationError, StaleOwnerError, UnknownJobError)
 """What the rules raise for a call that has changed and staged nothing; the rest of its group goes on."""
@@ -81,8 +66,8 @@ class ShardParts:
 class Waiting:
     """A call in the writer's queue; ``reason`` says why intake was held back."""
 
-    call: Call
-    envelope: Envelope | None
+    call: calls.Call
+    envelope: calls.Envelope | None
     answer: Answer
     since_ms: int
     not_before_ms: int = 0
@@ -109,7 +94,9 @@ class Rules:
         """Open the store and recover what it holds; raises what these raise."""
         self._parts = parts
         self._lock = threading.Lock()
-        self._lost = False
+        self.now = parts.now
+        self.lost = False
+        """Whether memory is ahead of the store, so that only new rules from the store can go on."""
         self._changes_memory = False
         self.store = parts.open_store()
         try:
@@ -126,27 +113,16 @@ class Rules:
     def exact(self) -> bool:
         return self._layer.exact
 
-    @property
-    def lost(self) -> bool:
-        """Whether memory is ahead of the store, so that only new rules from the store can go on."""
-        return self._lost
-
-    def lose(self) -> None:
-        self._lost = True
-
-    def now(self) -> Now:
-        return self._parts.now()
-
-    def in_memory(self, call: MemoryCall, envelope: Envelope | None) -> Reply | None:
+    def in_memory(self, call: calls.MemoryCall, envelope: calls.Envelope | None) -> calls.Reply | None:
         """Run a call that needs no store; None if it has to wait for room. Raises as the rules, and when lost."""
         with self._staging() as layer:
-            if isinstance(call, Register) and layer.intake_blocked(call, self.now()) is not None:
+            if isinstance(call, calls.Register) and layer.intake_blocked(call, self.now()) is not None:
                 return None
             outcome = layer.apply(None, call, envelope, self.now())
             outcome.after()
             return outcome.reply
 
-    def read(self, call: ReadingCall) -> Reply:
+    def read(self, call: calls.ReadingCall) -> calls.Reply:
         with self.store.read() as txn, self._staging() as layer:
             return layer.read(txn, call, self.now())
 
@@ -182,14 +158,14 @@ class Rules:
 
     def abandon(self) -> None:
         with self._lock:
-            self._lost = self._lost or self._changes_memory
-            if not self._lost:
+            self.lost = self.lost or self._changes_memory
+            if not self.lost:
                 self._layer.lost()
 
     @contextmanager
     def _staging(self) -> Iterator[FTLayerCore]:
         with self._lock:
-            if self._lost:
+            if self.lost:
                 raise shard_closed()
             yield self._layer
             ended = self._ended()
@@ -204,7 +180,7 @@ class Rules:
                 self._parts.trace(attempt)
 
 
-WaitingCall = Persist | Ingest | Seal | Reseal | Register
+WaitingCall = calls.Persist | calls.Ingest | calls.Seal | calls.Reseal | calls.Register
 
 # Bounds the time that one sync takes, and with it the wait of the calls behind it.
 GROUP_BYTES = 16 << 20
@@ -214,14 +190,12 @@ FULL_STORE_PAUSE_MS = 100
 
 @dataclass(slots=True)
 class _CallGroup:
-    """The calls of one transaction; ``current`` is the one the rules are at."""
-
     applied: list[tuple[Waiting, CallOutcome]] = field(default_factory=list)
-    refused: list[tuple[Waiting, Reply | FTLayerError]] = field(default_factory=list)
+    refused: list[tuple[Waiting, calls.Reply | FTLayerError]] = field(default_factory=list)
     current: Waiting | None = None
     size: int = 0
 
-    def calls(self) -> list[Waiting]:
+    def tried(self) -> list[Waiting]:
         return [waiting for waiting, _ in self.applied] + ([self.current] if self.current else [])
 
 
@@ -269,8 +243,8 @@ class Intake:
             self._fail(group, error)
         except Exception as error:
             logger.exception("fault in the rules")
-            rules.lose()
-            at_fault = [group.current] if group.current else group.calls()
+            rules.lost = True
+            at_fault = [group.current] if group.current else group.tried()
             self._answer([(waiting, internal_fault(error)) for waiting in at_fault])
         else:
             rules.confirm(outcome for _, outcome in group.applied)
@@ -296,7 +270,7 @@ class Intake:
             if group.size >= GROUP_BYTES or (group.applied and self._one_by_one):
                 return
             call = _intake_call(waiting)
-            owner = call.query if isinstance(call, (Seal, Reseal)) else call.stream
+            owner = call.query if isinstance(call, (calls.Seal, calls.Reseal)) else call.stream
             if owner in held:
                 continue
             reason = (
@@ -316,26 +290,26 @@ class Intake:
 
     def _hold_back(self, group: _CallGroup, error: StoreFullError, rules: Rules) -> None:
         """What does not fit together may fit one by one; what does not fit alone waits."""
-        calls = group.calls()
-        if len(calls) > 1:
-            self._one_by_one = len(calls)
+        tried = group.tried()
+        if len(tried) > 1:
+            self._one_by_one = len(tried)
             return
         self._one_by_one = max(self._one_by_one - 1, 0)
         if not self._found_full:
             self._found_full = True
             logger.warning("intake waits until there is room: %s", error)
-        for waiting in calls or self._waiting:
+        for waiting in tried or self._waiting:
             waiting.reason = str(error)
             waiting.not_before_ms = rules.now().mono_ms + FULL_STORE_PAUSE_MS
 
     def _fail(self, group: _CallGroup, error: FTLayerError) -> None:
         """Answer the calls of a lost transaction; if it did not even begin, all have to wait."""
-        self._answer([(waiting, error) for waiting in group.calls()])
-        if not group.calls():
+        self._answer([(waiting, error) for waiting in group.tried()])
+        if not group.tried():
             for waiting in self._waiting:
                 waiting.reason = str(error)
 
-    def _answer(self, answers: list[tuple[Waiting, Reply | FTLayerError]]) -> None:
+    def _answer(self, answers: list[tuple[Waiting, calls.Reply | FTLayerError]]) -> None:
         gone = {waiting for waiting, _ in answers}
         self._waiting = [waiting for waiting in self._waiting if waiting not in gone]
         for waiting, answer in answers:
@@ -353,14 +327,14 @@ class Intake:
 
 
 def _intake_call(waiting: Waiting) -> WaitingCall:
-    assert isinstance(waiting.call, (Persist, Ingest, Seal, Reseal, Register))
+    assert isinstance(waiting.call, (calls.Persist, calls.Ingest, calls.Seal, calls.Reseal, calls.Register))
     return waiting.call
 
 
 def _size_of(call: WaitingCall) -> int:
-    if isinstance(call, Register):
+    if isinstance(call, calls.Register):
         return 16 * len(call.roots)
-    if isinstance(call, (Persist, Ingest)):
+    if isinstance(call, (calls.Persist, calls.Ingest)):
         return int(call.payload.get_total_buffer_size())
     payloads = [part.payload for part in call.failed] + [part.payload for part in call.emitted]
     return sum(int(payload.get_total_buffer_size()) for payload in payloads if payload is not None)
@@ -416,9 +390,9 @@ class Shard:
             self._rules.store.used_share,
         )
 
-    def submit(self, call: Call, envelope: Envelope | None, answer: Answer) -> None:
+    def submit(self, call: calls.Call, envelope: calls.Envelope | None, answer: Answer) -> None:
         """Run ``call``; ``answer`` gets the reply or the error, on this thread or on the writer's."""
-        if isinstance(call, MemoryCall) and not self._has_to_queue(call):
+        if isinstance(call, calls.MemoryCall) and not self._has_to_queue(call):
             reply = self._apply_in_memory(call, envelope)
             if reply is not None:
                 answer(reply)
@@ -438,25 +412,26 @@ class Shard:
             self._changed.notify()
         self._thread.join()
 
-    def _has_to_queue(self, call: MemoryCall) -> bool:
-        return isinstance(call, Register) and self._queued_registers.get(call.stream, 0) > 0
+    def _has_to_queue(self, call: calls.MemoryCall) -> bool:
+        return isinstance(call, calls.Register) and self._queued_registers.get(call.stream, 0) > 0
 
-    def _queued(self, call: Call, answer: Answer) -> Answer:
+    def _queued(self, call: calls.Call, answer: Answer) -> Answer:
         """Count a `Register` that waits for room, until it is answered. Under `_changed`."""
-        if not isinstance(call, Register):
+        if not isinstance(call, calls.Register):
             return answer
         stream = call.stream
         self._queued_registers[stream] = self._queued_registers.get(stream, 0) + 1
 
-        def answered(reply: Reply | FTLayerError) -> None:
+        def answered(reply: calls.Reply | FTLayerError) -> None:
             with self._changed:
                 self._queued_registers[stream] -= 1
             answer(reply)
 
         return answered
 
-    def _apply_in_memory(self, call: MemoryCall, envelope: Envelope | None) -> Reply | FTLayerError | None:
-        """Return the answer; None if the call has to wait for room."""
+    def _apply_in_memory(
+        self, call: calls.MemoryCall, envelope: calls.Envelope | None
+    ) -> calls.Reply | FTLayerError | None:
         if self._closing:
             return shard_closed()
         try:
@@ -465,7 +440,7 @@ class Shard:
             return error
         except Exception as error:
             logger.exception("fault in the rules")
-            self._rules.lose()
+            self._rules.lost = True
             return internal_fault(error)
         if self._intake_is_held:
             with self._changed:
@@ -505,27 +480,27 @@ class Shard:
             arrived, self._queue = self._queue, deque()
         changing: list[Waiting] = []
         for waiting in arrived:
-            if isinstance(waiting.call, (IntakeCall, Register)):
+            if isinstance(waiting.call, (calls.IntakeCall, calls.Register)):
                 self._intake.add(waiting)
-            elif isinstance(waiting.call, ReadingCall):
+            elif isinstance(waiting.call, calls.ReadingCall):
                 waiting.answer(self._read(waiting.call))
             else:
                 changing.append(waiting)
         if changing:
             write_changes(changing, self._rules)
 
-    def _read(self, call: ReadingCall) -> Reply | FTLayerError:
+    def _read(self, call: calls.ReadingCall) -> calls.Reply | FTLayerError:
         began = time.perf_counter()
         reply = self._answer_to(call)
         self._turned_ms = self._parts.now().mono_ms
-        if not isinstance(call, ReadDeliveries):
+        if not isinstance(call, calls.ReadDeliveries):
             self._reading_s += time.perf_counter() - began
-        if isinstance(reply, StatsReply):
+        if isinstance(reply, calls.StatsReply):
             reply.values["reading_seconds"] = self._reading_s
             reply.values["shards_full"] = int(self._intake.is_full)
         return reply
 
-    def _answer_to(self, call: ReadingCall) -> Reply | FTLayerError:
+    def _answer_to(self, call: calls.ReadingCall) -> calls.Reply | FTLayerError:
         try:
             return self._rules.read(call)
         except FTLayerError as error:
@@ -599,7 +574,7 @@ def write_changes(group: list[Waiting], rules: Rules) -> None:
     try:
         with rules.store.write(intake=False) as txn, rules.staging(changes_memory=True) as layer:
             for waiting in group:
-                call = cast(MutatingCall, waiting.call)
+                call = cast(calls.MutatingCall, waiting.call)
                 try:
                     applied.append((waiting, layer.apply(txn, call, waiting.envelope, rules.now())))
                 except REFUSALS as error:
@@ -610,7 +585,7 @@ def write_changes(group: list[Waiting], rules: Rules) -> None:
         refused += [(waiting, error) for waiting in [*(waiting for waiting, _ in applied), *left]]
     except Exception as error:
         logger.exception("fault in the rules")
-        rules.lose()
+        rules.lost = True
         refused += [
             (waiting, shard_closed()) for waiting in [*(waiting for waiting, _ in applied), *left[1:]]
         ]

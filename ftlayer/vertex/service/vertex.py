@@ -40,7 +40,6 @@ class Router:
     """
 
     def __init__(self, path: Path, shards: int) -> None:
-        """Read the choices made so far; `StoreDamagedError` if the file cannot be read as such."""
         self._path = path
         self._shards = shards
         self._pinned: dict[str, int] = {}
@@ -336,7 +335,6 @@ class Vertex:
         answer: Answer,
         add: Callable[[Any, Any], Any],
     ) -> None:
-        """Submit parts of a call to their shards and answer once, when all have answered."""
         if len(parts) == 1:
             shard, part = parts[0]
             self._shards[shard].submit(part, envelope, answer)
@@ -491,7 +489,6 @@ class Vertex:
             self._shards[index].submit(part, None, changed(gather, calls.RecordPage, with_shard))
 
     def _more(self, index: int, more: bytes, stream: str) -> bytes:
-        """Return where the next page begins, if shard ``index`` goes on at ``more``; b"" for the end of it."""
         if more:
             return _key(index, more)
         return b"" if stream or index + 1 == self.shards else _key(index + 1, b"")

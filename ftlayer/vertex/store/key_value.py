@@ -104,13 +104,11 @@ class KeyValueStore(Protocol):
     def write(self, *, intake: bool) -> AbstractContextManager[WriteTransaction]:
         """Change the store: all of it when the ``with`` block ends, nothing when an exception leaves it.
 
-        ``intake=True`` is for what adds records. It raises `StoreFullError` on entry when `used_share`
-        is at `INTAKE_SHARE`, and in the block or at its end when the change would cross that.
-        ``intake=False`` is for deletes, moves and bookkeeping and may use the last share as well.
+        ``intake=True`` is for what adds records: it raises `StoreFullError` where `used_share` is at `INTAKE_SHARE`, or
+        would be. ``intake=False`` is for deletes, moves and bookkeeping and may use the last share as well.
 
-        Once the block has ended without an error, the change outlives the process (SIGKILL included);
-        whether it outlives the machine is said by the store's durability. After an error nothing of the
-        change is visible and the store goes on. Transactions of one thread do not nest: `StoreError`.
+        Once the block has ended without an error, the change outlives the process (SIGKILL included), and the machine
+        as the store's durability says. Transactions of one thread do not nest: `StoreError`.
         """
 
     def read(self) -> AbstractContextManager[ReadTransaction]:

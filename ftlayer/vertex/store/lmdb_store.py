@@ -9,7 +9,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -29,16 +29,9 @@ from ftlayer.errors import (
     StoreVersionError,
     other_format,
 )
+from ftlayer.vertex.store import lmdb_transaction
 from ftlayer.vertex.store.directory import DATA_FILE, DirectoryLock, check_directory, holder_of, prepare
 from ftlayer.vertex.store.key_value import INTAKE_SHARE, MAX_KEY_BYTES, TABLES, alone_in_thread
-from ftlayer.vertex.store.lmdb_transaction import (
-    PARTS,
-    LmdbReadTransaction,
-    LmdbWriteTransaction,
-    disk_full,
-    translate,
-    tree_pages,
-)
 
 # Reading LMDB's data file without LMDB: what it claims to hold, and whether its trees can be trusted.
 #
@@ -120,7 +113,7 @@ class _Walk:
     """A walk over all trees of one file, level by level, marking each page it comes to."""
 
     def __init__(self, path: Path, data: U8, meta: Meta) -> None:
-        self._path = path
+        self.path = path
         self._meta = meta
         self._size = meta.page_size
         count = len(data) // meta.page_size
@@ -223,12 +216,10 @@ class _Walk:
         self._used[pages] = True
 
     def _fault(self, what: str) -> StoreDamagedError:
-        return _damaged(self._path, what)
+        return _damaged(self.path, what)
 
 
 class _Nodes:
-    """The nodes of some pages: node i is in row ``rows[i]`` of ``pages`` at byte ``offsets[i]``."""
-
     def __init__(self, pages: U8, rows: I64, offsets: I64) -> None:
         self.pages = pages
         self.rows = rows
@@ -326,7 +317,7 @@ MIN_STORE_BYTES = 8 << 20
 
 _HEADER_TABLE = "header"
 # The header's is made first: with any other table and without it, the file would be taken for another program's.
-_DATABASES = (_HEADER_TABLE, *TABLES, PARTS)
+_DATABASES = (_HEADER_TABLE, *TABLES, lmdb_transaction.PARTS)
 _HEADER_KEY = b"header"
 # The ftlayer that opened the store for writing last, as text.
 _WRITER_KEY = b"writer"
@@ -362,27 +353,23 @@ class Opened:
 def open_for_writing(path: Path, max_bytes: int, *, sync: bool) -> Opened:
     """Open or create the store at ``path``, hold it, begin a new incarnation. Raises as `LmdbStore.open`."""
     prepare(path)
-    lock = DirectoryLock.take(path)
-    try:
+    with ExitStack() as undo:
+        lock = DirectoryLock.take(path)
+        undo.callback(lock.release)
         meta = _check_data_file(path)
         map_bytes = max(max_bytes, 0 if meta is None else meta.end)
         _check_address_space(map_bytes)
-        environment = _open_environment(path, map_bytes=map_bytes, sync=sync)
         try:
+            environment = _open_environment(path, map_bytes=map_bytes, sync=sync)
+            undo.callback(environment.close)
             old = _read_header(environment, path)
             databases = _make_databases(environment)
             header = _begin_incarnation(environment, databases[_HEADER_TABLE], old, max_bytes)
             environment.sync(True)
-            data_file = os.open(path / DATA_FILE, os.O_RDWR)
-        except BaseException:
-            environment.close()
-            raise
-    except lmdb.Error as error:
-        lock.release()
-        raise translate(error, path) from error
-    except BaseException:
-        lock.release()
-        raise
+        except lmdb.Error as error:
+            raise lmdb_transaction.translate(error, path) from error
+        data_file = os.open(path / DATA_FILE, os.O_RDWR)
+        undo.pop_all()
     return Opened(path, environment, databases, header, data_file, lock)
 
 
@@ -398,23 +385,19 @@ def open_for_reading(path: Path) -> Opened:
         data_file = os.open(path / DATA_FILE, os.O_RDONLY)
     except OSError as error:
         raise StorePathError(f"{path} cannot be read: {error.strerror}") from error
-    try:
-        # A live writer must know of this reader; without one, a directory that cannot be written will do.
-        environment = _open_environment(path, readonly=True, lock=live)
+    with ExitStack() as undo:
+        undo.callback(os.close, data_file)
         try:
+            # A live writer must know of this reader; without one, a directory that cannot be written will do.
+            environment = _open_environment(path, readonly=True, lock=live)
+            undo.callback(environment.close)
             header = _read_header(environment, path)
             if header is None:
                 raise StorePathError(f"{path} holds an LMDB file that no ftlayer has written")
             databases = _find_databases(environment, path)
-        except BaseException:
-            environment.close()
-            raise
-    except lmdb.Error as error:
-        os.close(data_file)
-        raise translate(error, path) from error
-    except BaseException:
-        os.close(data_file)
-        raise
+        except lmdb.Error as error:
+            raise lmdb_transaction.translate(error, path) from error
+        undo.pop_all()
     return Opened(path, environment, databases, header, data_file, None)
 
 
@@ -540,7 +523,6 @@ _EXTEND_BYTES = 4 << 20
 
 
 def _allocate(file: int, size: int, target: int) -> None:
-    """Extend a file from ``size`` to ``target`` bytes with space that is really there."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, size, target - size)
         return
@@ -564,14 +546,16 @@ class LmdbStore:
     """
 
     def __init__(self, opened: Opened, durability: Durability) -> None:
-        self._path = opened.path
+        self.path = opened.path
         self._environment = opened.environment
         self._databases = opened.databases
         self._lock = opened.lock
-        self._header = opened.header
+        self.format_version = opened.header.format_version
+        self.max_bytes = opened.header.max_bytes
+        self.incarnation = opened.header.incarnation  # opened for reading: the last writer's
         self._data_file = opened.data_file
         self._data_path = opened.path / DATA_FILE
-        self._durability = durability
+        self.durability = durability
         self._pid = os.getpid()
         self._page_size = opened.environment.stat()["psize"]
         self._closed = False
@@ -580,7 +564,7 @@ class LmdbStore:
         self._readers_changed = threading.Condition()
         self._local = threading.local()
         with self._environment.begin() as transaction:
-            self._tree_pages = tree_pages(transaction, self._databases)
+            self._tree_pages = lmdb_transaction.tree_pages(transaction, self._databases)
         self._note_pages(self._tree_pages)
 
     @classmethod
@@ -594,14 +578,12 @@ class LmdbStore:
     ) -> LmdbStore:
         """Open the store in the directory ``path``; make it (not its parent) if it is not there.
 
-        ``read_only`` takes no lock, changes nothing, works beside a live vertex, and takes
-        ``max_store_bytes`` from the store. A store that has more in it than ``max_store_bytes`` opens too
-        and refuses intake until enough has completed; its file stays as large as it is.
+        ``read_only`` takes no lock, changes nothing, works beside a live vertex, and takes ``max_store_bytes`` from the
+        store. One that has more in it opens too, refuses intake until enough has completed, and stays as large.
 
-        Raises `ConfigError` for an option out of range, `StorePathError` for a missing parent, a path
-        that is no directory or cannot be written, `StoreLockedError` naming the process that holds the
-        store, `StoreVersionError` for one of another format, `StoreDamagedError`, `StoreFullError` for a
-        full disk, and `MachineError` when an address-space limit leaves no room for the map.
+        Raises `ConfigError` for an option out of range, `StorePathError` for a missing parent, a path that is no
+        directory or cannot be written, `StoreLockedError` naming the holder, `StoreVersionError`, `StoreDamagedError`,
+        `StoreFullError` for a full disk, and `MachineError` when an address-space limit leaves no room for the map.
         """
         if max_store_bytes < MIN_STORE_BYTES:
             raise ConfigError(
@@ -617,18 +599,20 @@ class LmdbStore:
         return cls(opened, durability)
 
     @contextmanager
-    def write(self, *, intake: bool) -> Iterator[LmdbWriteTransaction]:
+    def write(self, *, intake: bool) -> Iterator[lmdb_transaction.LmdbWriteTransaction]:
         with alone_in_thread(self._local), self._writer:
             self._check_usable()
             if self._lock is None:
-                raise StoreError(f"{self._path} was opened for reading only")
+                raise StoreError(f"{self.path} was opened for reading only")
             if intake and self._used_pages >= self._pages(INTAKE_SHARE):
                 raise self._full(self._used_pages)
             try:
                 raw = self._environment.begin(write=True)
             except lmdb.Error as error:
-                raise translate(error, self._path) from error
-            transaction = LmdbWriteTransaction(raw, self._databases, self._path, self._page_size)
+                raise lmdb_transaction.translate(error, self.path) from error
+            transaction = lmdb_transaction.LmdbWriteTransaction(
+                raw, self._databases, self.path, self._page_size
+            )
             try:
                 yield transaction
                 trees = self._check_room(transaction, intake)
@@ -640,25 +624,27 @@ class LmdbStore:
             try:
                 raw.commit()
             except lmdb.Error as error:
-                raise translate(error, self._path) from error
+                raise lmdb_transaction.translate(error, self.path) from error
             self._note_pages(trees)
 
     @contextmanager
-    def read(self) -> Iterator[LmdbReadTransaction]:
+    def read(self) -> Iterator[lmdb_transaction.LmdbReadTransaction]:
         with alone_in_thread(self._local):
             with self._readers_changed:
                 self._check_usable()
                 self._readers += 1
             try:
                 raw = self._environment.begin(buffers=True)
-                transaction = LmdbReadTransaction(raw, self._databases, self._path, self._page_size)
+                transaction = lmdb_transaction.LmdbReadTransaction(
+                    raw, self._databases, self.path, self._page_size
+                )
                 try:
                     yield transaction
                 finally:
                     transaction.end()
                     raw.abort()
             except lmdb.Error as error:
-                raise translate(error, self._path) from error
+                raise lmdb_transaction.translate(error, self.path) from error
             finally:
                 with self._readers_changed:
                     self._readers -= 1
@@ -688,42 +674,21 @@ class LmdbStore:
                     self._lock.release()
 
     @property
-    def path(self) -> Path:
-        return self._path
-
-    @property
-    def durability(self) -> Durability:
-        return self._durability
-
-    @property
-    def format_version(self) -> int:
-        return self._header.format_version
-
-    @property
     def used_bytes(self) -> int:
         """Bytes of the pages in use as of the last commit of this store; free pages are not counted."""
         return self._used_pages * self._page_size
 
     @property
     def used_share(self) -> float:
-        return self.used_bytes / self._header.max_bytes
-
-    @property
-    def max_bytes(self) -> int:
-        return self._header.max_bytes
+        return self.used_bytes / self.max_bytes
 
     @property
     def file_bytes(self) -> int:
         """The size of the data file: the most that was ever in use, and some pages ahead."""
         return os.fstat(self._data_file).st_size
 
-    @property
-    def incarnation(self) -> int:
-        """See `KeyValueStore.incarnation`; of a store opened for reading, that of its last writer."""
-        return self._header.incarnation
-
     def _pages(self, share: float) -> int:
-        return int(self._header.max_bytes * share) // self._page_size
+        return int(self.max_bytes * share) // self._page_size
 
     def _note_pages(self, trees: dict[str, int]) -> None:
         """Take note of the pages in use as of the last commit: the tables', of both headers, of the free list."""
@@ -731,10 +696,9 @@ class LmdbStore:
         self._pages_beside_trees = 2 + read_meta(self._data_file, self._data_path).free.pages
         self._used_pages = sum(trees.values()) + self._pages_beside_trees
 
-    def _check_room(self, transaction: LmdbWriteTransaction, intake: bool) -> dict[str, int]:
-        """Return the pages of each table after the change, or raise if they are too many."""
+    def _check_room(self, transaction: lmdb_transaction.LmdbWriteTransaction, intake: bool) -> dict[str, int]:
         if transaction.failed:
-            raise StoreError(f"{self._path}: this change failed before and cannot be kept")
+            raise StoreError(f"{self.path}: this change failed before and cannot be kept")
         trees = transaction.tree_pages(self._tree_pages)
         used = sum(trees.values()) + self._pages_beside_trees
         if intake:
@@ -747,22 +711,22 @@ class LmdbStore:
 
     def _extend_file(self, used: int) -> None:
         """Make sure that beside the ``used`` bytes the disk has given the file room for deletes."""
-        reserve = min(_EXTEND_BYTES, self._header.max_bytes // 16)
+        reserve = min(_EXTEND_BYTES, self.max_bytes // 16)
         size = self.file_bytes
-        if size >= min(used + reserve, self._header.max_bytes):
+        if size >= min(used + reserve, self.max_bytes):
             return
-        target = min(used + reserve + _EXTEND_BYTES, self._header.max_bytes)
+        target = min(used + reserve + _EXTEND_BYTES, self.max_bytes)
         try:
             _allocate(self._data_file, size, target)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise disk_full(self._path) from error
-            raise StoreError(f"{self._path}: its file cannot be extended: {error.strerror}") from error
+                raise lmdb_transaction.disk_full(self.path) from error
+            raise StoreError(f"{self.path}: its file cannot be extended: {error.strerror}") from error
 
     def _full(self, used: int) -> StoreFullError:
-        share = used * self._page_size / self._header.max_bytes
+        share = used * self._page_size / self.max_bytes
         return StoreFullError(
-            f"{self._path} is full: {share:.1%} of max_store_bytes={self._header.max_bytes} would be in use, "
+            f"{self.path} is full: {share:.1%} of max_store_bytes={self.max_bytes} would be in use, "
             f"and intake stops at {INTAKE_SHARE:.0%}; wait until records complete, or open it with more"
         )
 
@@ -770,10 +734,10 @@ class LmdbStore:
         try:
             self._environment.sync(True)
         except lmdb.Error as error:
-            raise translate(error, self._path) from error
+            raise lmdb_transaction.translate(error, self.path) from error
 
     def _check_usable(self) -> None:
         if self._pid != os.getpid():
-            raise StoreError(f"{self._path} was opened by process {self._pid}: a forked child cannot use it")
+            raise StoreError(f"{self.path} was opened by process {self._pid}: a forked child cannot use it")
         if self._closed:
-            raise StoreError(f"{self._path} is closed")
+            raise StoreError(f"{self.path} is closed")

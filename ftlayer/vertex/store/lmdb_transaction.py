@@ -362,7 +362,6 @@ class LmdbWriteTransaction(LmdbReadTransaction):
         self._changed.add(table)
 
     def _take_number(self) -> int:
-        """Return a number above that of all parts, so that parts are appended."""
         if self._next_number is None:
             cursor = self._transaction.cursor(self._databases[PARTS])
             self._next_number = number_of(cursor.key()) + 1 if cursor.last() else 1
@@ -394,7 +393,6 @@ def tree_pages(transaction: lmdb.Transaction, databases: Mapping[str, lmdb._Data
 
 
 def _find_end(cursor: lmdb.Cursor, start: bytes, stop: bytes | None, reverse: bool) -> bool:
-    """Go to where a scan of [start, stop) begins; return whether there is an entry."""
     if not reverse:
         return cursor.set_range(start) if start else cursor.first()
     if stop and cursor.set_range(stop):

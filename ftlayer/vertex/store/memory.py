@@ -258,7 +258,8 @@ class MemoryStore:
 
     def __init__(self, max_bytes: int = _DEFAULT_MAX_BYTES) -> None:
         """``max_bytes`` bounds keys and values; Python's own overhead (about 200 bytes an entry) is extra."""
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
+        self.incarnation = 1
         self._used_bytes = 0
         self._tables = {table: _MemoryTable() for table in TABLES}
         self._snapshots: list[_Read] = []
@@ -271,10 +272,10 @@ class MemoryStore:
     def write(self, *, intake: bool) -> Iterator[_Write]:
         with alone_in_thread(self._local), self._writer:
             self._check_open()
-            limit = int(self._max_bytes * INTAKE_SHARE) if intake else self._max_bytes
+            limit = int(self.max_bytes * INTAKE_SHARE) if intake else self.max_bytes
             if intake and self._used_bytes >= limit:
                 raise StoreFullError(
-                    f"the store in memory is full: {self._used_bytes} of {self._max_bytes} bytes in use, "
+                    f"the store in memory is full: {self._used_bytes} of {self.max_bytes} bytes in use, "
                     f"intake stops at {INTAKE_SHARE:.0%}; wait until records complete"
                 )
             transaction = _Write(self._tables, self._used_bytes, limit)
@@ -312,16 +313,7 @@ class MemoryStore:
 
     @property
     def used_share(self) -> float:
-        return self.used_bytes / self._max_bytes
-
-    @property
-    def max_bytes(self) -> int:
-        return self._max_bytes
-
-    @property
-    def incarnation(self) -> int:
-        """Always 1: a store in memory is opened once."""
-        return 1
+        return self.used_bytes / self.max_bytes
 
     def _apply(self, transaction: _Write) -> None:
         transaction.check_room()

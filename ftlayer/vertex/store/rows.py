@@ -287,8 +287,6 @@ _PAYLOAD_DIGEST_BYTES = 16
 
 
 class _KnownSchema(NamedTuple):
-    """A schema, whether parts of it are coded by dictionaries, and whether its rows may share values."""
-
     schema: pa.Schema
     dictionaries: bool
     shares: bool

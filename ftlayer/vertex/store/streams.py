@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -417,8 +417,7 @@ def _decode_head(value: bytes | memoryview) -> Head:
         raise StoreDamagedError(f"a segment's head cannot be read: {error}") from error
 
 
-_STREAM, _BOUNDS, _POSITION, _PAUSE = b"stream/", b"bounds/", b"position/", b"pause/"
-_DIED, _CURSOR = b"died/", b"cursor/"
+_STREAM, _BOUNDS, _POSITION, _CURSOR = b"stream/", b"bounds/", b"position/", b"cursor/"
 _BOUNDS_FORMAT = struct.Struct(">QQQ")
 
 
@@ -499,24 +498,18 @@ def put_bounds(txn: WriteTransaction, stream: int, bounds: LogBounds) -> None:
     txn.put("meta", _BOUNDS + stream.to_bytes(4, "big"), packed)
 
 
-def get_asked_pause_ms(txn: ReadTransaction, stream: int) -> int:
-    """Return the longest pause (ms) that a failure in a stream has ever asked for; 0: none has."""
-    value = txn.get("meta", _PAUSE + stream.to_bytes(4, "big"))
+class StreamTime(StrEnum):
+    ASKED_PAUSE = "pause/"  # the longest that a failure has ever asked for
+    DIED = "died/"  # Unix, in the key of the last dead letter that is gone
+
+
+def get_ms(txn: ReadTransaction, kind: StreamTime, stream: int) -> int:
+    value = txn.get("meta", kind.encode() + stream.to_bytes(4, "big"))
     return 0 if value is None else int.from_bytes(value, "big")
 
 
-def put_asked_pause_ms(txn: WriteTransaction, stream: int, pause_ms: int) -> None:
-    txn.put("meta", _PAUSE + stream.to_bytes(4, "big"), pause_ms.to_bytes(8, "big"))
-
-
-def get_died_ms(txn: ReadTransaction, stream: int) -> int:
-    """Return the time (Unix, ms) in the key of the last of a stream's dead letters that are gone; 0: none is."""
-    value = txn.get("meta", _DIED + stream.to_bytes(4, "big"))
-    return 0 if value is None else int.from_bytes(value, "big")
-
-
-def put_died_ms(txn: WriteTransaction, stream: int, time_ms: int) -> None:
-    txn.put("meta", _DIED + stream.to_bytes(4, "big"), time_ms.to_bytes(8, "big"))
+def put_ms(txn: WriteTransaction, kind: StreamTime, stream: int, time_ms: int) -> None:
+    txn.put("meta", kind.encode() + stream.to_bytes(4, "big"), time_ms.to_bytes(8, "big"))
 
 
 def get_cursor(txn: ReadTransaction, stream: int, reader: str) -> bytes:

@@ -39,7 +39,6 @@ from ftlayer.vertex import calls
 
 
 def _unpack_batch(data: Any, where: str) -> pa.RecordBatch:
-    """Read the one batch of an IPC stream; see `ftlayer.records.ipc.read_one_batch` for what is refused."""
     if not isinstance(data, bytes):
         raise malformed(where, "the bytes of an Arrow IPC stream", data)
     try:
@@ -129,9 +128,6 @@ PROTOCOL = 2
 """The number of this protocol: vertices and boards say it with their health."""
 
 
-# ---------------------------------------------------------------- calls
-
-
 def encode_call(call: calls.Call, envelope: calls.Envelope | None) -> bytes:
     """Return the frame of ``call``; `MalformedRequestError` for what msgpack or UTF-8 cannot hold."""
     return frame_of(call, fields_of(call), envelope)
@@ -194,9 +190,6 @@ def envelope_of(frame: dict[str, Any]) -> calls.Envelope:
     return envelope
 
 
-# ---------------------------------------------------------------- replies
-
-
 def encode_reply(reply: calls.Reply, sequence: int | None = None) -> bytes:
     kind: type = type(reply)
     frame = {"reply": kind.__name__, "fields": dataclass_codec(kind).pack(reply)}
@@ -214,9 +207,6 @@ def decode_reply(data: bytes | pa.Buffer) -> tuple[calls.Reply | FTLayerError, i
         return dataclass_codec(kind).unpack(frame["fields"], frame["reply"]), frame.get("sequence")
     except (MalformedRequestError, KeyError, TypeError) as failure:
         raise UnreadableReplyError(f"a reply that this ftlayer cannot read: {failure}") from failure
-
-
-# ---------------------------------------------------------------- health
 
 
 def encode_health(*, incarnation: int, shards: int, max_message_bytes: int, exact: bool) -> bytes:

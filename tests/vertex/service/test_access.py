@@ -13,7 +13,7 @@ import pytest
 
 from ftlayer.errors import ConfigError, StorePathError
 from ftlayer.vertex.client.client import VertexClient
-from ftlayer.vertex.service.access import (
+from ftlayer.vertex.service.directory import (
     ACCESS_FILE,
     FOUND_ACCESS_FILE,
     AccessFile,

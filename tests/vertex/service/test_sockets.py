@@ -24,7 +24,7 @@ from ftlayer.transport import sockets as sockets_module
 from ftlayer.transport.address import parse_address
 from ftlayer.transport.sockets import SocketDirectory, check_socket_free, socket_directories
 from ftlayer.vertex.client.client import VertexClient
-from ftlayer.vertex.service.access import ACCESS_FILE, FOUND_ACCESS_FILE, link_access
+from ftlayer.vertex.service.directory import ACCESS_FILE, FOUND_ACCESS_FILE, link_access
 from ftlayer.vertex.service.embedded import EmbeddedVertex
 from ftlayer.vertex.service.serve import serve
 
