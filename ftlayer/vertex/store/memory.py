@@ -10,9 +10,6 @@ from contextlib import contextmanager
 from ftlayer.errors import StoreError, StoreFullError
 from ftlayer.vertex.store.key_value import INTAKE_SHARE, TABLES, alone_in_thread, check_key, check_table
 
-# A sorted set of byte strings in plain Python.
-
-
 # Inserting moves at most one block's pointers. Blocks of this size keep both that and the search short.
 BLOCK = 1_000
 
