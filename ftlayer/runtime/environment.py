@@ -8,16 +8,14 @@ import os
 import secrets
 import sys
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 import pyarrow as pa
 
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.checkpoint.snapshots import Checkpoint
-from ftlayer.checkpoint.storage.loading import JobResult
 from ftlayer.common.checks import (
     Unstarted,
     UserFacing,
@@ -40,19 +38,18 @@ from ftlayer.monitor.local_board import kept_reports, local_announcer, push_otlp
 from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls, vertex_keepers
 from ftlayer.runtime.acker_mode.driver.rules.driver_half import AckerDriver
 from ftlayer.runtime.acker_mode.slot.rules import AckerSlotFactory
-from ftlayer.runtime.barrier_mode.driver.checkpointing import JobCheckpointParts, JobCheckpoints
+from ftlayer.runtime.barrier_mode.driver.checkpointing import BarrierDriver
 from ftlayer.runtime.barrier_mode.driver.letters import check_place
 from ftlayer.runtime.barrier_mode.driver.opening import LATEST as LATEST
 from ftlayer.runtime.barrier_mode.driver.opening import ended_before, open_checkpoints
-from ftlayer.runtime.barrier_mode.driver.rules.job_rules import BarrierJob, regions_of
 from ftlayer.runtime.barrier_mode.slot.shell import BarrierSlotFactory
 from ftlayer.runtime.driver import session
 from ftlayer.runtime.driver.control_server import ControlServer
-from ftlayer.runtime.driver.job import EndedJob, Job
+from ftlayer.runtime.driver.job import EndedJob, Job, TopologyTelling
 from ftlayer.runtime.driver.job_thread import JobParts, JobThread
 from ftlayer.runtime.driver.planners import Planners
-from ftlayer.runtime.driver.reporting import TopologyTelling
 from ftlayer.runtime.driver.rules import events
+from ftlayer.runtime.driver.rules.events import Crew, SlotRecord, died, untracked
 from ftlayer.runtime.driver.rules.job_rules import (
     DriverMode,
     JobContext,
@@ -62,11 +59,8 @@ from ftlayer.runtime.driver.rules.job_rules import (
     StopJob,
     failed,
 )
-from ftlayer.runtime.driver.rules.job_status import PAUSED, WAITING, chains_with
 from ftlayer.runtime.driver.rules.planner_rules import KeptRanges, OpenKeeper, PositionKeeper
-from ftlayer.runtime.driver.rules.slot_record import Crew, SlotRecord, died, untracked
-from ftlayer.runtime.protocol.elements import SlotOrder
-from ftlayer.runtime.protocol.messages import KEY_BYTES, Deploy, Heartbeat, LoopWaits, SlotFailed
+from ftlayer.runtime.protocol.messages import KEY_BYTES, Deploy, SlotOrder
 from ftlayer.runtime.slot.black_box import last_words
 from ftlayer.runtime.slot.main import run_slot
 from ftlayer.runtime.slot.rules.mode import Order, SlotModeFactory, UntrackedSlotFactory
@@ -76,12 +70,12 @@ from ftlayer.topology.connectors import Schema
 from ftlayer.topology.explain import check_forced, explain, to_dot, to_mermaid, warn_of_losses
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.job_graph_generator import job_graph
-from ftlayer.topology.operators import IterationHead, Source
+from ftlayer.topology.operators import Source
 from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.transport.address import MAX_PORT, Address, parse_address
 from ftlayer.transport.flight_connection import Endpoint
 from ftlayer.transport.sockets import SocketDirectory
-from ftlayer.vertex.calls import CheckpointTotals, StreamOptions
+from ftlayer.vertex.calls import StreamOptions
 from ftlayer.vertex.client.client import VertexClient
 
 if TYPE_CHECKING:
@@ -89,109 +83,6 @@ if TYPE_CHECKING:
     from ftlayer.spark.facade import FTLayer
 
 logger = logging.getLogger(__name__)
-
-
-class LoopWatch:
-    """The loops of a job in which records may wait for another attempt.
-
-    A head sees what its own slot holds of its loop. The driver knows by heartbeats what the others do, and tells it. No
-    I/O, no threads, no clock.
-    """
-
-    def __init__(self, graph: JobGraph) -> None:
-        self._loops: dict[str, set[str]] = {}
-        self._slots: dict[str, list[int]] = {}
-        self._told: set[tuple[int, str]] = set()  # slots that were told that records wait
-        for vertex in graph.vertices:
-            if isinstance(vertex.operators[0], IterationHead):
-                chains = graph.loop_of(vertex.uid)
-                self._loops[vertex.uid] = {uid for uid in chains if graph.vertex(uid).failures is not None}
-                subtasks = range(vertex.parallelism)
-                self._slots[vertex.uid] = [graph.slot_of(vertex.uid, subtask) for subtask in subtasks]
-
-    def waits_in(self, chains: Collection[str]) -> list[tuple[int, LoopWaits]]:
-        """Records wait in these chains, and in no others; return whom to tell what."""
-        messages: list[tuple[int, LoopWaits]] = []
-        for head, loop in self._loops.items():
-            waits = not loop.isdisjoint(chains)
-            changed = [slot for slot in self._slots[head] if ((slot, head) in self._told) != waits]
-            messages += [(slot, LoopWaits(head, waits)) for slot in changed]
-            self._told ^= {(slot, head) for slot in changed}
-        return messages
-
-    def began(self, slots: Collection[int]) -> None:
-        self._told = {(slot, head) for slot, head in self._told if slot not in slots}
-
-
-class BarrierDriver(DriverMode[events.BarrierInstruction]):
-    def __init__(self, parts: JobCheckpointParts, job: JobContext) -> None:
-        super().__init__(job)
-        self.rules = BarrierJob(job.crew, regions=regions_of(job.graph), run=job.run, restart=job.restart)
-        self._checkpoints = JobCheckpoints(parts, job)
-        self._crew, self._tell = job.crew, job.tell
-        self._loops = LoopWatch(job.graph)
-
-    @property
-    def checkpoints(self) -> JobCheckpoints:
-        return self._checkpoints
-
-    @property
-    def checkpoint_counts(self) -> CheckpointTotals:
-        return self._checkpoints.counts
-
-    @property
-    def result(self) -> JobResult | None:
-        return self._checkpoints.result
-
-    @property
-    def stopped_with(self) -> Checkpoint | None:
-        return self._checkpoints.stopped_with
-
-    def before(self, said: events.Said) -> None:
-        match said.message:
-            case SlotFailed(reason=reason, damaged=damaged) if damaged:
-                self._checkpoints.damaged(damaged, reason)
-
-    def carry_out(self, instruction: events.BarrierInstruction) -> None:
-        match instruction:
-            case events.PrepareRestore():
-                self._checkpoints.prepare(instruction)
-            case events.RegionDeployed(slots):
-                self._loops.began(slots)
-                self._checkpoints.deployed(instruction)
-            case events.AllRunning():
-                self._checkpoints.running()
-            case _:
-                assert_never(instruction)
-
-    def after(self, event: events.Event, state: events.JobState, now_ms: int) -> None:
-        if state.is_final or state is events.JobState.STOPPING:
-            self._checkpoints.cancel()
-        elif isinstance(event, events.Said) and self._crew.slots[event.slot].is_instance(event.instance):
-            if isinstance(event.message, Heartbeat):
-                self._beat()
-            else:
-                self._checkpoints.said(event.message)
-        self._checkpoints.tick()
-
-    def _beat(self) -> None:
-        slots = self._crew.slots
-        self._checkpoints.held(chains_with(PAUSED, slots))
-        for slot, message in self._loops.waits_in(chains_with(WAITING, slots)):
-            self._tell(slot, message)
-
-    def end(
-        self,
-        state: events.JobState,
-        take_events: Callable[[], None],
-        close_by_s: float | None,
-        *,
-        interrupted: bool,
-    ) -> None:
-        self._checkpoints.close(state, take_events, close_by_s, interrupted=interrupted)
-
-    def when_done(self, done: Callable[[], None]) -> None:
-        self._checkpoints.when_done(done)
 
 
 # A live line is drawn this often; plain lines are for logs, and come less often (s).
@@ -213,8 +104,7 @@ class PlainLines:
     def __enter__(self) -> PlainLines:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Nothing is held."""
+    def __exit__(self, *_: object) -> None: ...
 
     def show(self, text: str) -> None:
         print(printable(text), file=sys.stderr, flush=True)
@@ -295,7 +185,6 @@ _Instructions: TypeAlias = Sequence[ModeInstruction[NoReturn]]
 
 class UntrackedJob(JobMode[NoReturn]):
     def __init__(self, crew: Crew, *, run: str, restart: RestartStrategy) -> None:
-        """``restart`` says when the process of a slot is replaced that was lost before it ran."""
         super().__init__(crew, run)
         self.slot_restart = restart
 
@@ -321,8 +210,7 @@ class UntrackedDriver(DriverMode[NoReturn]):
         super().__init__(job)
         self.rules = UntrackedJob(job.crew, run=job.run, restart=job.restart)
 
-    def carry_out(self, instruction: NoReturn) -> None:
-        """The rules have no instructions of their own."""
+    def carry_out(self, instruction: NoReturn) -> None: ...
 
 
 def open_untracked(source: Source, happened: Callable[[Any], None]) -> KeptRanges:
@@ -693,18 +581,13 @@ class StreamEnvironment(UserFacing, words=_WORDS):
 
 
 def _check_metrics(options: TopologyOptions, layer: FTLayer | None, board: FTLayer | None) -> None:
-    """Raise `ConfigError` for a port or collector of metrics where a vertex tells of the topology."""
     told_by_vertex = board is not None or (layer is not None and layer.status is FTStatus.ON)
-    if options.metrics_port is not None and told_by_vertex:
-        raise ConfigError(
-            "options: metrics_port: the vertex tells of this topology; give it to FTLayer.embedded(metrics_port=…), or "
-            "ftlayer serve --metrics-port"
-        )
-    if options.otlp_endpoint is not None and told_by_vertex:
-        raise ConfigError(
-            "options: otlp_endpoint: the vertex tells of this topology; give it to FTLayer.embedded(otlp_endpoint=…), "
-            "or ftlayer serve --otlp"
-        )
+    for name, served in (("metrics_port", "--metrics-port"), ("otlp_endpoint", "--otlp")):
+        if getattr(options, name) is not None and told_by_vertex:
+            raise ConfigError(
+                f"options: {name}: the vertex tells of this topology; give it to FTLayer.embedded({name}=…), or ftlayer
+                " f"serve {served}"
+            )
 
 
 def _minds_backlog(config: CheckpointConfig | None) -> bool:
@@ -712,7 +595,6 @@ def _minds_backlog(config: CheckpointConfig | None) -> bool:
 
 
 def _check_reachable(place: session.Place, client: VertexClient) -> None:
-    """Raise `ConfigError` for a vertex of this machine alone whose tasks would be on others."""
     if parse_address(client.address, "address").is_here and not place.is_local:
         raise ConfigError(
             f"the vertex listens on {client.address}, which other machines cannot reach: it was started before a "

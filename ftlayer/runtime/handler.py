@@ -362,8 +362,6 @@ class FTDerived:
 
 
 class _Side:
-    """One side of n pairs: the RecordIds that pairs have from it."""
-
     def __init__(self, number: int, anchors: RecordIds, rows: I64Array) -> None:
         places, offsets = anchors.entries(rows)
         first = places if offsets is None else places[offsets[:-1]]
@@ -470,7 +468,6 @@ class FTPairs:
         return ids
 
     def _in_order(self, left: U64Array, right: U64Array) -> U64Array:
-        """Put both sides' values in the order of the pairs, the left side's first in each."""
         both: U64Array = np.concatenate([left, right])[self._order]
         return both
 
@@ -509,7 +506,6 @@ def _channels(channel: int | I32Array, offsets: I32Array | None) -> int | U64Arr
 
 
 def _shared(side: _Side, other: _Side) -> npt.NDArray[np.bool_]:
-    """Return for each RecordId of ``side`` whether the other record of its pair has the root too."""
     if side.single and other.single:
         same: npt.NDArray[np.bool_] = side.roots == other.roots
         return same

@@ -20,7 +20,7 @@ from pyspark.sql import Row
 from ftlayer.errors import SourceRowError
 from ftlayer.functions.conversion import DICTS, VALUES, Form, python_values, records_in_form, to_batch
 from ftlayer.functions.keyed import convert
-from ftlayer.runtime.connectors.rows import RowMaker
+from ftlayer.runtime.connectors.lane import RowMaker
 
 BY_TYPE: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.int8(): st.integers(-128, 127),

@@ -21,7 +21,7 @@ from ftlayer.functions.failures import failure_of
 from ftlayer.monitor.rules import facts
 from ftlayer.monitor.rules.facts import masked_failure, masked_reason, masked_traceback
 from ftlayer.monitor.rules.names import JobNames
-from ftlayer.runtime.driver.rules.slot_record import conviction
+from ftlayer.runtime.driver.rules.events import conviction
 from ftlayer.sources import PolledJsonSource, SseSource, TailSource, WebhookSource
 from ftlayer.spark.stages.known import run_isolated
 from ftlayer.vertex.calls import Attempt, RecordInfo

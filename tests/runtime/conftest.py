@@ -22,8 +22,7 @@ from ftlayer.records.ids import U64Array
 from ftlayer.records.partitioning import Forward, Partitioner, Rebalance
 from ftlayer.runtime.acker_mode.slot.rules import AckerSlot, FailCall, PersistCall, TakeReplaysCall, XorCall
 from ftlayer.runtime.protocol.channel_frames import ElementCodec, decode_grants, is_limits
-from ftlayer.runtime.protocol.elements import Batch, Element, EndOfStream, RecordIds
-from ftlayer.runtime.protocol.messages import FromSlot, ReplayNow
+from ftlayer.runtime.protocol.messages import Batch, Element, EndOfStream, FromSlot, RecordIds, ReplayNow
 from ftlayer.runtime.slot.rules.core import SlotCore, SlotEvent
 from ftlayer.runtime.slot.rules.events import (
     CreditCame,

@@ -37,7 +37,7 @@ from ftlayer.runtime.driver.session import (
     spark_error_text,
 )
 from ftlayer.runtime.environment import StreamEnvironment, open_server
-from ftlayer.runtime.protocol.elements import SlotOrder
+from ftlayer.runtime.protocol.messages import SlotOrder
 from ftlayer.runtime.slot.rules.mode import Order, UntrackedSlotFactory
 from ftlayer.spark import sessions
 from ftlayer.spark.connection import RetryDefaults

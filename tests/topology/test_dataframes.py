@@ -227,7 +227,7 @@ def test_what_they_do_not_say_is_asked_for(records: Any, said: str) -> None:
     )
 )
 def test_records_fit_the_schema_that_was_read_off_them(records: list[tuple[int, str | None]]) -> None:
-    from ftlayer.runtime.connectors.rows import RowMaker
+    from ftlayer.runtime.connectors.lane import RowMaker
 
     if all(text is None for _, text in records):
         return

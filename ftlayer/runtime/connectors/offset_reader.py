@@ -188,7 +188,6 @@ class PositionChain:
         self._last = dict(positions)
 
     def last(self, partition: str) -> bytes | None:
-        """Return where ``partition`` has come to, None before its first rows."""
         return self._last.get(partition)
 
     def advance(self, partition: str, end: bytes) -> SourcePosition:
@@ -201,8 +200,7 @@ class PositionChain:
 class OffsetReader(Protocol):
     """What plans the ranges of a reader source. Any method may block, and raise whatever the reader raises."""
 
-    def initial(self) -> str:
-        """Return the offset that a source begins at."""
+    def initial(self) -> str: ...
 
     def latest(self, start: str, *, all_of_it: bool) -> str:
         """Return how far the source can be read from ``start`` now; ``all_of_it``: without the reader's limit."""
@@ -222,8 +220,7 @@ class OffsetReader(Protocol):
     def commit(self, end: str) -> None:
         """Tell the reader that everything up to ``end`` is accepted."""
 
-    def stop(self) -> None:
-        """Free the reader's resources."""
+    def stop(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -236,7 +233,6 @@ class SimpleSplit:
 
 
 def without_rows(split: Any) -> Any:
-    """Return what a split is kept as: rows that were read ahead are read again."""
     if isinstance(split, SimpleSplit) and split.rows is not None:
         return SimpleSplit(split.start, split.end, None)
     return split
@@ -342,8 +338,7 @@ class _SimpleReader(_Reader):
     def lag(self, at: str) -> int | None:
         return None  # what there is it knows only by reading it
 
-    def stop(self) -> None:
-        """Do nothing: simple readers have nothing of the kind."""
+    def stop(self) -> None: ...
 
 
 def _behind(source: str, start: str, end: Any) -> str:

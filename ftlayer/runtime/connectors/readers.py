@@ -29,9 +29,14 @@ from ftlayer.runtime.connectors.lane import (
     BATCH_BYTES,
     READY_BATCHES,
     BatchLimits,
+    Misfit,
     OpenSplits,
     PartitionLane,
+    RowMaker,
+    SparkRowMaker,
     SplitProgress,
+    skipped,
+    slices,
 )
 from ftlayer.runtime.connectors.offset_reader import (
     PositionChain,
@@ -43,9 +48,7 @@ from ftlayer.runtime.connectors.offset_reader import (
     unpack_rows,
     unpack_split,
 )
-from ftlayer.runtime.connectors.rows import Misfit, RowMaker, SparkRowMaker, skipped, slices
-from ftlayer.runtime.protocol.elements import NAMED_SPLIT, Splits
-from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone, unseal
+from ftlayer.runtime.protocol.messages import NAMED_SPLIT, AssignSplits, Split, SplitDone, Splits, unseal
 from ftlayer.runtime.task.actions import SourceRows, TakenRows
 from ftlayer.topology import operators
 from ftlayer.vertex.calls import SourcePosition
@@ -54,8 +57,7 @@ from ftlayer.vertex.calls import SourcePosition
 class SourceReader(Protocol):
     """One subtask of a source, for the slot's loop. All methods belong to the loop's thread, and none blocks."""
 
-    def start(self) -> None:
-        """Begin to read; called once."""
+    def start(self) -> None: ...
 
     def assign(self, splits: AssignSplits) -> None:
         """Read these splits too (reader sources). Those it has already are not read twice."""
@@ -139,8 +141,7 @@ class _PushedBatch:
 class PushReader(SourceReader):
     """A subtask of a `PushSource`. Pushes of several threads travel together while the loop is busy.
 
-    What was pushed cannot be had again: there are no positions. A push that was not answered when its slot got
-    lost may have been persisted or not.
+    There are no positions: a push that was not answered when its slot got lost may have been persisted or not.
     """
 
     def __init__(
@@ -200,7 +201,6 @@ class PushReader(SourceReader):
             return self._refusal is not None and self._failure is None and not self._waiting
 
     def finish(self) -> None:
-        """Who pushes from here on gets a `SourceError`."""
         self._refuse(SourceError(f"source {self._uid!r} has been told to end: nothing was taken"))
 
     def stop(self) -> None:

@@ -62,9 +62,8 @@ class ControlServer(TokenServer):
     ) -> None:
         """Listen (port 0: on a free one); ``certificate`` is the PEM of (chain, key) for TLS.
 
-        ``sockets`` are those of the job; they are removed when all slots have left after `close`.
-
-        Raises `pyarrow.ArrowException` or OSError when the address cannot be listened on.
+        ``sockets`` are removed when all slots have left after `close`. Raises `pyarrow.ArrowException` or OSError when
+        the address cannot be listened on.
         """
         self._job, self._slots = job, slots
         self._on_message, self._on_lost = on_message, on_lost
@@ -81,14 +80,14 @@ class ControlServer(TokenServer):
         atexit.register(self._end_with_program)
 
     def send(self, instance: str, message: ToSlot) -> None:
-        """Send ``message``; never waits. To an instance that is not connected (any more) nothing is sent."""
+        """Never waits. To an instance that is not connected (any more) nothing is sent."""
         with self._lock:
             outbox = self._streams.get(instance)
         if outbox is not None:
             outbox.put(message)
 
     def close(self) -> None:
-        """Stop listening. Does not wait for slots that are still connected; the program's end does (`EXIT_WAIT_S`)."""
+        """Stop listening. Slots that are still connected are waited for by the program's end (`EXIT_WAIT_S`)."""
         with self._lock:
             if self._closing is None:
                 self._closing = threading.Thread(

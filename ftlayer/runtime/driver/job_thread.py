@@ -25,6 +25,7 @@ from ftlayer.functions.pickling import missing_in
 from ftlayer.runtime.driver.control_server import ControlServer
 from ftlayer.runtime.driver.planners import Planners
 from ftlayer.runtime.driver.rules import events as job_events
+from ftlayer.runtime.driver.rules.events import Crew
 from ftlayer.runtime.driver.rules.job_core import JobCore
 from ftlayer.runtime.driver.rules.job_rules import CheckpointCalls, DriverMode, JobContext, OpenMode
 from ftlayer.runtime.driver.rules.job_status import (
@@ -37,7 +38,6 @@ from ftlayer.runtime.driver.rules.job_status import (
     slot_status,
     transports_of,
 )
-from ftlayer.runtime.driver.rules.slot_record import Crew
 from ftlayer.runtime.driver.session import SlotSubmitter
 from ftlayer.runtime.protocol import messages
 from ftlayer.topology.job_graph import JobGraph, operators_needing
@@ -90,11 +90,9 @@ class JobReport:
                 self._exemplars[name] = exemplar
 
     def ending(self) -> None:
-        """The job's time stands still."""
         self._ended_ms = mono_ms()
 
     def over(self) -> None:
-        """All parts of the job are closed: the vertex is asked once more, and nothing has a rate."""
         self._is_over = True
 
     def status(self) -> JobStatus:
@@ -195,8 +193,6 @@ STACK_S = 5.0
 
 @dataclass(frozen=True)
 class Later:
-    """Something to be done in the job's thread."""
-
     work: Callable[[], None]
 
 
@@ -299,7 +295,7 @@ class JobThread:
         self._events.put(job_events.DrainRequested())
 
     def cancel(self, close_by_s: float | None) -> None:
-        """Have the job end now; a commit has until ``close_by_s`` of the monotone clock (None: as it takes)."""
+        """A commit has until ``close_by_s`` of the monotone clock (None: as it takes)."""
         if close_by_s is not None:
             self._close_by_s = close_by_s
         self._events.put(job_events.CancelRequested("the job was cancelled"))

@@ -162,10 +162,9 @@ class ReaderPlanner:
         return None if due_ms is None else max(0, due_ms - self._clock().mono_ms)
 
     def work(self) -> bool:
-        """Call the reader, if the rules want that now. Not for two threads at once.
+        """Call the reader, if the rules want that now; False if it failed. Not for two threads at once.
 
-        Returns False if the reader, or what the mode was asked, has raised, and `failed` has been told. The same call
-        is made again by the next `work`, unless something else is wanted by then.
+        `failed` has been told then, and the next `work` makes the same call again, unless another is wanted.
         """
         if self._call is None:
             self.handle(planner_rules.PollDue())
@@ -253,10 +252,7 @@ class Planners:
             )
 
     def lags(self) -> dict[str, int]:
-        """Return, by source, how many records were not read when its reader was asked last, of those that can tell.
-
-        What was known before a reader has stopped to answer is not told.
-        """
+        """Return how many records were not read, of readers that can tell and still answer."""
         return {
             uid: lag
             for uid, planner in self.by_source.items()

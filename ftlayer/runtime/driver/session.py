@@ -22,7 +22,7 @@ from ftlayer.errors import (
 )
 from ftlayer.functions.pickling import WAY_OUT, pickling_fault, said
 from ftlayer.runtime.driver.rules.events import TaskCounts
-from ftlayer.runtime.protocol.elements import SlotOrder
+from ftlayer.runtime.protocol.messages import SlotOrder
 from ftlayer.runtime.worker import Worker
 from ftlayer.spark.sessions import how_it_ended, is_connect, is_local
 from ftlayer.topology.job_graph import display_name
@@ -120,8 +120,8 @@ def check_session(spark: Any) -> None:
 def check_task_slots(spark: Any, wanted: int, name: str) -> None:
     """Raise `JobStartError` if the session has fewer task slots than the job's slots, for as long as it runs.
 
-    Task slots of other topologies of this driver are taken; those of ordinary jobs are not, since they end. Under
-    Spark Connect nothing can be counted, and a job that lacks task slots ends by its start timeout.
+    Those of other topologies of this driver are taken; those of ordinary jobs are not, since they end. Under Spark
+    Connect nothing can be counted, and a job that lacks task slots ends by its start timeout.
     """
     if is_connect(spark):
         return
@@ -292,20 +292,16 @@ class SlotSubmitter:
         ).start()
 
     def cancel(self, slot: int, attempt: int) -> None:
-        """Have Spark end the job of a slot; `on_ended` follows.
-
-        Spark does not find a job that it is about to start: ask again until `on_ended` has come.
-        """
+        """Have Spark end a slot's job. It does not find one that is about to start: ask until `on_ended`."""
         with self._lock:
             self._unwanted.add((slot, attempt))
         self._canceller.do(lambda: self._cancel(slot, attempt))
 
     def ask_session(self) -> None:
-        """Find out whether the session lives; ``on_session_over`` follows if not."""
         self._asker.do(self._tell_of_session)
 
     def count_tasks(self, done: Callable[[TaskCounts | None], None]) -> None:
-        """Ask which slots' tasks Spark has started; then ``done`` is called by another thread."""
+        """``done`` is called by another thread."""
         groups = {slot: self._tag(slot, attempt) for slot, attempt in self._attempts.items()}
         self._asker.do(lambda: done(count_tasks(self._spark, groups)))
 

@@ -27,7 +27,7 @@ from ftlayer.errors import CodecError, MalformedRequestError
 from ftlayer.functions.conversion import schema_text
 from ftlayer.records.ids import U64Array
 from ftlayer.records.ipc import UNREADABLE, as_message, has_dictionaries, read_batch, read_one_batch
-from ftlayer.runtime.protocol import elements
+from ftlayer.runtime.protocol import messages
 from ftlayer.runtime.protocol.messages import FromSlot, ToSlot
 from ftlayer.topology.job_graph import Channel, JobEdge
 from ftlayer.transport.codec import plain_codec
@@ -141,28 +141,28 @@ class ElementCodec:
         self._with_schema = [has_dictionaries(edge.schema) for edge in edges]
         self._channels: dict[tuple[int, int, int], Channel] = {}
 
-    def encode(self, channel: Channel, element: elements.Element) -> bytes:
+    def encode(self, channel: Channel, element: messages.Element) -> bytes:
         """Return a frame; `CodecError` for a payload that has not the columns of the channel's edge."""
         match element:
-            case elements.Batch():
+            case messages.Batch():
                 return self._encode_batch(channel, element)
-            case elements.Watermark(time_ms):
+            case messages.Watermark(time_ms):
                 return _mark(channel, _WATERMARK, time_ms)
-            case elements.Idle():
+            case messages.Idle():
                 return _mark(channel, _IDLE, 0)
-            case elements.EndOfStream():
+            case messages.EndOfStream():
                 return _mark(channel, _END, 0)
-            case elements.Barrier(checkpoint):
+            case messages.Barrier(checkpoint):
                 return _mark(channel, _BARRIER, checkpoint) + _pack_barrier(element)
-            case elements.CancelMarker(checkpoint):
+            case messages.CancelMarker(checkpoint):
                 return _mark(channel, _CANCEL, checkpoint)
-            case elements.LatencyMarker(source, wall_ms, root):
+            case messages.LatencyMarker(source, wall_ms, root):
                 return _mark(channel, _LATENCY, wall_ms) + _LATENCY_BODY.pack(root) + source.encode()
-            case elements.Splits(first, done, quiet, endless):
+            case messages.Splits(first, done, quiet, endless):
                 numbers = np.array([*first, *done, *quiet], np.int64).tobytes()
                 return _mark(channel, _SPLITS, len(first)) + _SPLITS_BODY.pack(len(done), endless) + numbers
 
-    def decode(self, frame: pa.Buffer) -> tuple[Channel, elements.Element]:
+    def decode(self, frame: pa.Buffer) -> tuple[Channel, messages.Element]:
         """Read a frame; arrays and columns are views of it, and cannot be written to.
 
         Raises `CodecError` for bytes that are truncated or malformed, or of an edge this graph has not.
@@ -178,7 +178,7 @@ class ElementCodec:
             return channel, self._decode_batch(_aligned(frame), header, header.edge)
         return channel, _decode_mark(frame, header)
 
-    def decode_for(self, edge: int, frame: pa.Buffer) -> elements.Batch:
+    def decode_for(self, edge: int, frame: pa.Buffer) -> messages.Batch:
         """Read the batch of a frame that was written for a channel of another graph, as one of ``edge``.
 
         Raises `CodecError` as `decode`, and for a frame that holds a mark.
@@ -188,7 +188,7 @@ class ElementCodec:
             raise CodecError("a frame of records in flight holds a mark")
         return self._decode_batch(_aligned(frame), header, edge)
 
-    def _encode_batch(self, channel: Channel, batch: elements.Batch) -> bytes:
+    def _encode_batch(self, channel: Channel, batch: messages.Batch) -> bytes:
         edge, payload = channel.edge, batch.payload
         self._check_schema(edge, payload.schema)
         flags, ids, parts = 0, 0, [b""]
@@ -230,7 +230,7 @@ class ElementCodec:
                 f"edge {edge} carries the columns {schema_text(wanted)}, and was given {schema_text(schema)}"
             )
 
-    def _decode_batch(self, frame: pa.Buffer, header: _Header, edge: int) -> elements.Batch:
+    def _decode_batch(self, frame: pa.Buffer, header: _Header, edge: int) -> messages.Batch:
         lineage, times, split, start = _read_arrays(frame, header)
         if header.number < 0 or start + header.number != frame.size:
             raise CodecError(f"a frame of {frame.size} bytes should have {start} + {header.number}")
@@ -244,7 +244,7 @@ class ElementCodec:
         if payload.num_rows != header.rows:
             raise CodecError(f"a frame of {header.rows} rows has a payload of {payload.num_rows}")
         self._check_schema(edge, payload.schema)
-        return elements.Batch(payload, lineage, times, split)
+        return messages.Batch(payload, lineage, times, split)
 
 
 def roots_in(frame: pa.Buffer | bytes) -> U64Array:
@@ -305,7 +305,7 @@ class _Header:
 
 def _read_arrays(
     frame: pa.Buffer, header: _Header
-) -> tuple[elements.RecordIds | None, npt.NDArray[np.int64] | None, int | None, int]:
+) -> tuple[messages.RecordIds | None, npt.NDArray[np.int64] | None, int | None, int]:
     rows, ids, flags = header.rows, header.ids, header.flags
     at = HEADER_BYTES
 
@@ -327,7 +327,7 @@ def _read_arrays(
     if flags & _LINEAGE:
         offsets = take(np.int32, rows + 1) if flags & _OFFSETS else None
         _check_offsets(offsets, rows, ids)
-        lineage = elements.RecordIds(roots, record_ids, offsets, origins, tries)
+        lineage = messages.RecordIds(roots, record_ids, offsets, origins, tries)
     split = int(take(np.int64, 1)[0]) if flags & _SPLIT else None
     return lineage, times, split, at
 
@@ -340,7 +340,7 @@ def _check_offsets(offsets: npt.NDArray[np.int32] | None, rows: int, ids: int) -
         raise CodecError(f"the offsets of {ids} ids over {rows} rows make no sense")
 
 
-def _decode_mark(frame: pa.Buffer, header: _Header) -> elements.Element:
+def _decode_mark(frame: pa.Buffer, header: _Header) -> messages.Element:
     if header.kind == _BARRIER:
         return _unpack_barrier(header.number, frame.slice(HEADER_BYTES))
     if header.kind == _LATENCY:
@@ -350,10 +350,10 @@ def _decode_mark(frame: pa.Buffer, header: _Header) -> elements.Element:
     if frame.size != HEADER_BYTES:
         raise CodecError(f"a mark has {HEADER_BYTES} bytes, not {frame.size}")
     if header.kind == _WATERMARK:
-        return elements.Watermark(header.number)
+        return messages.Watermark(header.number)
     if header.kind == _CANCEL:
-        return elements.CancelMarker(header.number)
-    return elements.Idle() if header.kind == _IDLE else elements.EndOfStream()
+        return messages.CancelMarker(header.number)
+    return messages.Idle() if header.kind == _IDLE else messages.EndOfStream()
 
 
 def _mark(channel: Channel, kind: int, number: int) -> bytes:
@@ -378,7 +378,7 @@ def _bytes_of(array: npt.NDArray[Any]) -> Any:
     return np.ascontiguousarray(array).data.cast("B") if len(array) else b""
 
 
-def _pack_barrier(barrier: elements.Barrier) -> bytes:
+def _pack_barrier(barrier: messages.Barrier) -> bytes:
     """Return all of a barrier but its checkpoint, which is in the header."""
     body = _BARRIER_BODY.pack(
         barrier.started_ms,
@@ -391,10 +391,10 @@ def _pack_barrier(barrier: elements.Barrier) -> bytes:
     return body + barrier.location.encode()
 
 
-def _unpack_latency(wall_ms: int, body: pa.Buffer) -> elements.LatencyMarker:
+def _unpack_latency(wall_ms: int, body: pa.Buffer) -> messages.LatencyMarker:
     (root,) = _fields_of("a latency marker", _LATENCY_BODY, body)
     source = _text_behind(_LATENCY_BODY, body, "the source of a latency marker")
-    return elements.LatencyMarker(source, wall_ms, root)
+    return messages.LatencyMarker(source, wall_ms, root)
 
 
 def _fields_of(what: str, kind: struct.Struct, body: pa.Buffer) -> tuple[Any, ...]:
@@ -410,7 +410,7 @@ def _text_behind(kind: struct.Struct, body: pa.Buffer, what: str) -> str:
         raise CodecError(f"{what} is not readable ({error})") from None
 
 
-def _unpack_splits(first: int, body: pa.Buffer) -> elements.Splits:
+def _unpack_splits(first: int, body: pa.Buffer) -> messages.Splits:
     count, rest = divmod(body.size - _SPLITS_BODY.size, 8)
     if count < 0 or rest or not 0 <= first <= count:
         raise CodecError(f"{body.size} bytes do not hold the numbers of splits, of which {first} are open")
@@ -418,17 +418,17 @@ def _unpack_splits(first: int, body: pa.Buffer) -> elements.Splits:
     if done > count - first:
         raise CodecError(f"{count} splits cannot be {first} open ones and {done} that are done")
     numbers = tuple(np.frombuffer(body, "<i8", count, _SPLITS_BODY.size).tolist())
-    return elements.Splits(
+    return messages.Splits(
         numbers[:first], numbers[first : first + done], numbers[first + done :], bool(endless)
     )
 
 
-def _unpack_barrier(checkpoint: int, body: pa.Buffer) -> elements.Barrier:
+def _unpack_barrier(checkpoint: int, body: pa.Buffer) -> messages.Barrier:
     started_ms, timeout_ms, alignment, kind, final, full = _fields_of("a barrier", _BARRIER_BODY, body)
     if alignment >= len(_ALIGNMENTS) or kind >= len(_KINDS) or max(final, full) > 1 or timeout_ms < -1:
         raise CodecError(f"a barrier of checkpoint {checkpoint} makes no sense")
     location = _text_behind(_BARRIER_BODY, body, "the location in a barrier")
-    return elements.Barrier(
+    return messages.Barrier(
         checkpoint,
         started_ms,
         _ALIGNMENTS[alignment],

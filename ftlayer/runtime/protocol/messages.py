@@ -1,6 +1,6 @@
-"""Messages between a slot and the coordinator, one frozen dataclass each.
+"""What slots and their driver say to each other: elements of channels, and messages. Plain values.
 
-They travel as msgpack on one stream for each slot. When the stream breaks, the slot is lost to the coordinator
+Messages travel as msgpack on one stream for each slot. When the stream breaks, the slot is lost to the coordinator
 and the coordinator to the slot. ``instance`` names one process that runs a slot; ``epoch`` counts the changes
 of the set of instances: it begins at 1 with the first `Deploy` and grows with each `DropPeers`.
 """
@@ -13,15 +13,166 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from ftlayer.checkpoint.barrier import Barrier
+import pyarrow as pa
+
+from ftlayer.checkpoint.barrier import Barrier as Barrier
+from ftlayer.checkpoint.barrier import CancelMarker as CancelMarker
 from ftlayer.checkpoint.letters import ChainLetter
+from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode
 from ftlayer.checkpoint.snapshots import Restore, SubtaskSnapshot
+from ftlayer.common.checks import fast_dataclass
 from ftlayer.common.rules.circuit import CircuitStatus
 from ftlayer.common.rules.histogram import Exemplar, Histogram
+from ftlayer.common.rules.telemetry_settings import Tracing
+from ftlayer.config import TopologyOptions
 from ftlayer.errors import UnauthorizedError
+from ftlayer.records.ids import I64Array
+from ftlayer.runtime.handler import RecordIds as RecordIds
+from ftlayer.topology.job_graph import JobGraph
+from ftlayer.transport.flight_connection import Endpoint
 from ftlayer.vertex.calls.jobs import EdgeDetails, SubtaskDetails
+
+
+def may_overtake(graph: JobGraph, config: CheckpointConfig) -> bool:
+    """Whether barriers may overtake records: where the options say so, or where a chain may hold its input for long.
+
+    Not where one checkpoint may begin before another is over, nor, unless it is forced, round a loop.
+    """
+    if config.unaligned:
+        return True
+    holds = any(vertex.failures is not None for vertex in graph.vertices)
+    loops = any(edge.feedback for edge in graph.edges)
+    exact = config.mode is CheckpointingMode.EXACTLY_ONCE
+    return holds and exact and config.max_concurrent == 1 and (config.force_unaligned or not loops)
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """A slot's settings for checkpoints: as the user gave them, and for this execution (``run``).
+
+    ``key``: what pieces are signed with, and what is pickled in them is trusted by.
+    """
+
+    config: CheckpointConfig
+    run: str
+    key: bytes = field(repr=False)
+
+
+Mode = TypeVar("Mode")
+
+
+@dataclass(frozen=True)
+class SlotOrder(Generic[Mode]):
+    """What a slot needs to know.
+
+    Attributes:
+        job: unique id of this execution.
+        slot: which one it is.
+        coordinator: where it registers; the other slots are reached in the same way. The certificate of a job off
+            loopback is the one that all its processes have, and show to each other in both directions.
+        graph: what runs.
+        options: batching, credits, heartbeats.
+        mode: a `ftlayer.runtime.slot.rules.mode.SlotModeFactory`: the mode that the job runs in.
+        listen_on: host that its channels listen on: ``127.0.0.1``, or "" for the address by which the slot
+            reaches the coordinator.
+        tls_cert, tls_key: PEM for its channels' server off loopback, else None.
+        key: a secret of this run, in memory alone, which sealed payloads are checked by.
+        sockets: directory of the job's Unix sockets, where its channels listen; "": they listen on ``listen_on``.
+        tracing: which records are traced, as the driver's variables say; None: none.
+    """
+
+    job: str
+    slot: int
+    coordinator: Endpoint
+    graph: JobGraph
+    options: TopologyOptions
+    mode: Mode
+    listen_on: str
+    tls_cert: bytes | None
+    tls_key: bytes | None = field(repr=False)
+    key: bytes = field(repr=False)
+    sockets: str = ""
+    tracing: Tracing | None = None
+
+
+MIN_TIME_MS = -(2**63)
+"""The watermark before the first one."""
+
+MAX_TIME_MS = 2**63 - 1
+"""The watermark behind the last record."""
+
+
+@fast_dataclass
+class Batch:
+    """n records: the user's columns, their RecordIds (None with FTStatus.OFF), their times (None: none yet).
+
+    ``times`` is int64[n], milliseconds since 1970. ``split``: the number of the split that a source has read them from,
+    where a watermark is made of them; None: they are of none, or of several.
+    """
+
+    payload: pa.RecordBatch
+    lineage: RecordIds | None = None
+    times: I64Array | None = None
+    split: int | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.payload.num_rows)
+
+
+@fast_dataclass
+class Watermark:
+    """No record older than this comes on this channel any more (replays may)."""
+
+    time_ms: int
+
+
+@fast_dataclass
+class Idle:
+    """This channel holds no watermark back until its next `Watermark` (batches may come that are replays alone)."""
+
+
+@fast_dataclass
+class Splits:
+    """The splits that a subtask of a source reads now, by number, of which each holds event time back.
+
+    ``open`` are those that have more records, as far as is known, also if none was read yet, and ``done`` those of
+    which some were read, as far as they go. ``quiet`` have no records now, and hold it where they are known.
+    ``endless``: whether there is more of the open ones shows when it comes. It is part of no checkpoint.
+    """
+
+    open: tuple[int, ...]
+    done: tuple[int, ...] = ()
+    quiet: tuple[int, ...] = ()
+    endless: bool = True
+
+
+NAMED_SPLIT = 1 << 62
+"""Numbers of splits from here on are those of names: they stay what they are from range to range."""
+
+
+@fast_dataclass
+class EndOfStream:
+    """Nothing comes on this channel any more. Implies `MAX_TIME_MS`."""
+
+
+@fast_dataclass
+class LatencyMarker:
+    """Records that ``source`` had read at ``wall_ms`` (Unix) are on their way before it; ``root`` is one of them, or 0.
+
+    It says nothing of time or end, is part of no checkpoint, and may be lost with what carries it.
+    """
+
+    source: str
+    wall_ms: int
+    root: int = 0
+
+
+Mark = Watermark | Idle | Splits | EndOfStream | Barrier | CancelMarker | LatencyMarker
+Element = Batch | Mark
+
 
 KEY_BYTES = 32
 _MAC_BYTES = 32
@@ -61,8 +212,6 @@ class Death:
 
     Attributes:
         instance: its name; one death has one report that counts.
-        slot: which one it ran.
-        cause: in words.
         chain, digest: the record that it had in hand, as `Conviction`; both empty where that was not noted.
         stack: of the Python functions that ran, the innermost first; "" if unknown.
     """
@@ -79,10 +228,7 @@ class Death:
 class Conviction:
     """A record that has ended the processes that worked on it: its chain makes it a dead letter unseen.
 
-    Attributes:
-        chain: uid of the operator at the chain's head.
-        digest: of the record's values (`row_digests` of `ChainSuspects`): equal records share it.
-        reason, traceback, place: what becomes of the letter's last attempt.
+    ``digest`` is of its values (`row_digests` of `ChainSuspects`): equal records share it. The rest is of its last try.
     """
 
     chain: str
@@ -118,7 +264,7 @@ def counters_of(name: str, histograms: Mapping[str, Histogram]) -> dict[str, int
 
 
 def exemplars_of(name: str, histograms: Mapping[str, Histogram]) -> dict[str, Exemplar]:
-    """Return the exemplars of histograms, by part, under the name of their bucket's counter."""
+    """As `counters_of`: exemplars by the name of their bucket's counter."""
     return {
         f"{name}/{part}/{bucket}": exemplar
         for part, histogram in histograms.items()
@@ -133,7 +279,7 @@ def histograms_of(
     bounds: Sequence[float],
     exemplars: Mapping[str, Exemplar] = MappingProxyType({}),
 ) -> dict[str, Histogram]:
-    """Return the histograms of a name, by part, out of counters that were added up, and exemplars by counter."""
+    """Return the histograms of a name, by part, out of counters that were added up, and exemplars."""
     found: dict[str, Histogram] = {}
     for key, value in counters.items():
         if not key.startswith(f"{name}/"):
@@ -153,10 +299,10 @@ def histograms_of(
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A process is ready to run ``slot``; other slots reach its channels at ``address`` (``grpc://…``).
+    """A process is ready to run ``slot``; others reach its channels at ``address`` (``grpc://…``), and ``socket``.
 
-    ``socket``: path of a Unix socket at which those of its machine do, "" for none.
-    ``deaths``: how earlier processes of the job on its host have ended themselves, as far as nobody has said so yet.
+    ``socket`` is a path on its own machine, "" for none. ``deaths``: how earlier processes of the job on its host have
+    ended themselves, as far as nobody has said so yet.
     """
 
     slot: int
@@ -178,10 +324,7 @@ SETTLED = "settled"
 
 
 def has_worked(counters: Mapping[str, int]) -> bool:
-    """Whether an instance with these counters has come to the end of a record: it does not just take some, and die.
-
-    In other modes it is not known of a record when it is done: there it is enough to take one.
-    """
+    """Whether these counters tell of the end of a record, or, where no mode knows that, of one that was taken."""
     if SETTLED in counters:
         return counters[SETTLED] > 0
     return any(count for name, count in counters.items() if name.startswith("records_in/"))
@@ -315,10 +458,7 @@ class SubtaskDeclined:
 
 @dataclass(frozen=True, slots=True)
 class DataEnded:
-    """Barrier mode: a subtask of a source has emitted its last record; it goes on sending barriers.
-
-    An iteration's head says so when its inputs have ended and nothing comes back any more.
-    """
+    """Barrier mode: a source's subtask has emitted its last record; of a head: nothing comes back any more."""
 
     uid: str
     subtask: int
@@ -396,10 +536,7 @@ class PeersUp:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One partition of a range of a source. ``payload`` is sealed by the job's key.
-
-    ``rows`` are already accepted and are to be skipped.
-    """
+    """One partition of a range of a source, sealed by the job's key. ``rows`` are already accepted, and skipped."""
 
     number: int
     payload: bytes
@@ -408,13 +545,10 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class ReaderRange:
-    """A range of a reader source.
+    """A range of a reader source. ``start`` and ``end`` are its offsets as JSON.
 
-    Attributes:
-        start, end: its offsets as JSON.
-        splits: how many splits it has.
-        digest: of its partition objects; equal digests mean that they are the same ones.
-        places: which splits have records, as `ftlayer.runtime.connectors.offset_reader.places_of` returns it.
+    ``digest`` is of its partition objects: equal digests mean that they are the same ones. ``places`` says which splits
+    have records, as `ftlayer.runtime.connectors.offset_reader.places_of` does.
     """
 
     number: int
@@ -427,10 +561,7 @@ class ReaderRange:
 
 @dataclass(frozen=True, slots=True)
 class AssignSplits:
-    """Read these splits of a range of a reader source; a range without splits: the source ends here.
-
-    ``subtask`` reads them.
-    """
+    """Have ``subtask`` read these splits of a range of a reader source; a range without splits: it ends here."""
 
     source: str
     subtask: int
@@ -467,10 +598,7 @@ class ResumeIntake:
 
 @dataclass(frozen=True, slots=True)
 class AllowReplays:
-    """Let the replay input ``uid`` take up to ``limit`` replays in all; answered by `ReplaysOut`.
-
-    ``group`` numbers these messages over all inputs of a run.
-    """
+    """Let input ``uid`` take up to ``limit`` replays in all, answered by `ReplaysOut`; ``group`` numbers these."""
 
     uid: str
     group: int
@@ -479,7 +607,7 @@ class AllowReplays:
 
 @dataclass(frozen=True, slots=True)
 class LetOut:
-    """Let the one replay go out that was taken for ``group`` and kept; nothing to do if none was."""
+    """Let the one replay go out that was taken for ``group`` and kept, if one was."""
 
     uid: str
     group: int
@@ -534,10 +662,9 @@ class CheckpointAborted:
 
 @dataclass(frozen=True, slots=True)
 class Readmit:
-    """Barrier mode: these letters are records of the chain again, to be tried anew. Each comes to one subtask.
+    """Barrier mode: these letters are records of the chain again, to be tried anew, and each comes to one subtask.
 
-    The subtask names them in `SubtaskSnapshot.readmitted`. After a restart they come again, unless the checkpoint
-    that is restored holds them.
+    The subtask names them in `SubtaskSnapshot.readmitted`. Unless the restored checkpoint holds them they come again.
     """
 
     uid: str
@@ -547,10 +674,7 @@ class Readmit:
 
 @dataclass(frozen=True, slots=True)
 class LoopWaits:
-    """Barrier mode: whether records wait for another attempt somewhere in the loop of this head, in any slot.
-
-    Before the first one says so none does.
-    """
+    """Barrier mode: whether records wait for another attempt in this head's loop, in any slot; at first none does."""
 
     uid: str
     waits: bool

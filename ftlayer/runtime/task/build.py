@@ -20,7 +20,7 @@ from ftlayer.records.ids import I64Array, U64Array
 from ftlayer.records.keyhash import key_column, spark_hash
 from ftlayer.records.partitioning import Forward
 from ftlayer.runtime.handler import Handler
-from ftlayer.runtime.protocol import elements
+from ftlayer.runtime.protocol import messages
 from ftlayer.runtime.task import actions as task_actions
 from ftlayer.runtime.task import join_buffer
 from ftlayer.runtime.task.chain_plan import ChainPlan, TaskMode
@@ -238,7 +238,7 @@ class PastRows:
         self.buffer = join_buffer.JoinBuffer()
         self._remember_ms = remember_ms
         self._step_ms = max(remember_ms // STEPS, 1)
-        self._next_ms = elements.MIN_TIME_MS
+        self._next_ms = messages.MIN_TIME_MS
 
     def add(self, rows: join_buffer.JoinRows, mono_ms: int) -> None:
         if not len(rows):
@@ -247,7 +247,7 @@ class PastRows:
         self.buffer.add(
             replace(
                 rows,
-                keep_until=np.full(len(rows), elements.MIN_TIME_MS, np.int64),
+                keep_until=np.full(len(rows), messages.MIN_TIME_MS, np.int64),
                 hold_until=np.full(len(rows), until, np.int64),
                 owed=np.zeros_like(rows.owed) if rows.owed is not None else None,
             )
@@ -259,7 +259,7 @@ class PastRows:
         if mono_ms < self._next_ms:
             return
         self._next_ms = (mono_ms // self._step_ms + 1) * self._step_ms
-        for _ in self.buffer.expire(elements.MIN_TIME_MS + 1, mono_ms):
+        for _ in self.buffer.expire(messages.MIN_TIME_MS + 1, mono_ms):
             pass
         self.buffer.tidy()
 
@@ -342,9 +342,9 @@ class JoinTask:
             return []
         match event:
             case task_actions.ElementCame(channel, element):
-                if isinstance(element, elements.Batch):
+                if isinstance(element, messages.Batch):
                     return self._take(self._input[channel.edge], element, now)
-                if isinstance(element, elements.LatencyMarker):
+                if isinstance(element, messages.LatencyMarker):
                     return [*self._emitter.marker(element)]
                 self._gate.mark(channel, element)
                 return self._gate_moved(now)
@@ -382,7 +382,7 @@ class JoinTask:
     def _gate_moved(self, now: Now) -> list[task_actions.Action]:
         actions: list[task_actions.Action] = []
         while (mark := self._gate.news()) is not None:
-            if isinstance(mark, elements.Watermark):
+            if isinstance(mark, messages.Watermark):
                 actions.extend(self._evict(now))
             actions.extend(self._emitter.mark(mark))
         if self._gate.ended:
@@ -409,7 +409,7 @@ class JoinTask:
             past.buffer.clear()
         return [
             *reports(self._handler.xor),
-            *self._emitter.mark(elements.EndOfStream()),
+            *self._emitter.mark(messages.EndOfStream()),
             task_actions.TaskEnded(),
         ]
 
@@ -423,7 +423,7 @@ class JoinTask:
 
     # ------------------------------------------------------------ records
 
-    def _take(self, side: int, batch: elements.Batch, now: Now) -> list[task_actions.Action]:
+    def _take(self, side: int, batch: messages.Batch, now: Now) -> list[task_actions.Action]:
         lineage, times = batch.lineage, batch.times
         if times is None:
             return self._refuse(batch)
@@ -456,7 +456,7 @@ class JoinTask:
         actions.extend(reports(self._handler.xor))
         return [*actions, *self._wake()] if replays else actions
 
-    def _refuse(self, batch: elements.Batch) -> list[task_actions.Action]:
+    def _refuse(self, batch: messages.Batch) -> list[task_actions.Action]:
         reason = (
             "the record has no event time, and a join goes by it; put assign_watermarks before the join, "
             "behind every operator with timers"
@@ -465,7 +465,7 @@ class JoinTask:
         self._handler.xor.fail(batch.lineage, failures)
         return reports(self._handler.xor)
 
-    def _replace(self, lineage: elements.RecordIds | None) -> None:
+    def _replace(self, lineage: messages.RecordIds | None) -> None:
         """Forget what the stored records that come again have here: its roots have left the table."""
         if lineage is None or lineage.origins is None:
             return
@@ -578,9 +578,9 @@ class JoinTask:
 class _KnownPairs:
     """`ftlayer.functions.current.Known` of pairs: of the two records, the one that was tried more often."""
 
-    one: elements.RecordIds | None
+    one: messages.RecordIds | None
     one_of: I64
-    other: elements.RecordIds | None
+    other: messages.RecordIds | None
     other_of: I64
 
     def record(self, row: int) -> CurrentRecord:
@@ -638,7 +638,7 @@ class LinkedTask:
 
     @property
     def watermark_ms(self) -> int:
-        return getattr(self._second, "watermark_ms", elements.MIN_TIME_MS)
+        return getattr(self._second, "watermark_ms", messages.MIN_TIME_MS)
 
     @property
     def late(self) -> int:

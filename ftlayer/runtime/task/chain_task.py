@@ -16,8 +16,8 @@ from ftlayer.functions.current import UNTRACKED, Known
 from ftlayer.functions.failures import raise_signalled
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.handler import Handler
-from ftlayer.runtime.protocol import elements
-from ftlayer.runtime.protocol.elements import Batch, Idle, Watermark
+from ftlayer.runtime.protocol import messages
+from ftlayer.runtime.protocol.messages import Batch, Idle, Watermark
 from ftlayer.runtime.protocol.messages import Readmit
 from ftlayer.runtime.task.actions import (
     Action,
@@ -171,10 +171,10 @@ class ChainTask:
         self._closing = False
         self._ended = False
         # Marks that have not entered, and not left, for records that wait.
-        self._held: elements.Watermark | elements.Idle | None = None
-        self._leaving: elements.Watermark | elements.Idle | None = None
+        self._held: messages.Watermark | messages.Idle | None = None
+        self._leaving: messages.Watermark | messages.Idle | None = None
         # A stage whose timers were interrupted, and the mark that goes on behind them. Nothing is taken meanwhile.
-        self._cut: tuple[int, elements.Watermark | None] | None = None
+        self._cut: tuple[int, messages.Watermark | None] | None = None
         # The last watermark has gone its way; and nothing waits any more behind it, so that this was told.
         self._is_last = self._told_last = False
         self._generators = [stage.generator for stage in pipeline.stages if stage.generator is not None]
@@ -275,7 +275,7 @@ class ChainTask:
             reached_ms = (stage.generator or self._gate).reached_ms
             # What the chain holds back was not there yet.
             time_ms = min(stage.watermark_ms, reached_ms)
-            if time_ms > elements.MIN_TIME_MS:
+            if time_ms > messages.MIN_TIME_MS:
                 found |= dict.fromkeys(stage.uids, time_ms)
         return found
 
@@ -286,7 +286,7 @@ class ChainTask:
     def restore_event_time(self, times: Mapping[str, int], splits: Mapping[str, Mapping[str, int]]) -> None:
         """Begin where `event_times` and `split_times` were, so that what was late stays late."""
         for stage in self._pipeline.stages:
-            time_ms = min((times[uid] for uid in stage.uids if uid in times), default=elements.MIN_TIME_MS)
+            time_ms = min((times[uid] for uid in stage.uids if uid in times), default=messages.MIN_TIME_MS)
             stage.watermark_ms = time_ms
             if stage.generator is None:
                 self._gate.restore(time_ms)
@@ -305,22 +305,22 @@ class ChainTask:
 
     # ------------------------------------------------------------ records
 
-    def _came(self, channel: Channel, element: elements.Element, now: Now) -> list[Action]:
+    def _came(self, channel: Channel, element: messages.Element, now: Now) -> list[Action]:
         if self._closing:
             return []
-        if isinstance(element, elements.Batch):
+        if isinstance(element, messages.Batch):
             self._pipeline.origin = None if element.split is None else (channel, element.split)
             actions, records = self._take(self._input[channel.edge], element, now), element.payload.num_rows
             self._pipeline.origin = None
-        elif isinstance(element, elements.Splits):
+        elif isinstance(element, messages.Splits):
             for generator in self._generators:
                 generator.splits(channel, element, now.mono_ms)
             actions, records = self._event_time_moved(now), 0
-        elif isinstance(element, elements.LatencyMarker):
+        elif isinstance(element, messages.LatencyMarker):
             actions, records = self._outlet.marker(element, now), 0
         else:
             self._gate.mark(channel, element)
-            if element == elements.EndOfStream() or element == elements.Watermark(elements.MAX_TIME_MS):
+            if element == messages.EndOfStream() or element == messages.Watermark(messages.MAX_TIME_MS):
                 for generator in self._generators:
                     generator.over(channel)
             actions, records = self.gate_moved(now), 0
@@ -331,7 +331,7 @@ class ChainTask:
         actions += self._companion.tend(records, now)
         return actions
 
-    def _take(self, input: int, batch: elements.Batch, now: Now) -> list[Action]:
+    def _take(self, input: int, batch: messages.Batch, now: Now) -> list[Action]:
         actions = self._rows.take(input, batch, now)
         actions.extend(self._companion.reports())
         actions.extend(self._event_time_moved(now))
@@ -352,7 +352,7 @@ class ChainTask:
         if mark is not None and self._cut is None and not self._keeps(mark, now):
             self._held = None
             actions = self._before(0, mark, now)
-            self._is_last = self._is_last or mark == elements.Watermark(elements.MAX_TIME_MS)
+            self._is_last = self._is_last or mark == messages.Watermark(messages.MAX_TIME_MS)
         actions.extend(self._leave(now))
         if self._is_last and self._cut is None and not self._told_last and not self._rows.counts.waiting:
             self._told_last = True
@@ -368,10 +368,10 @@ class ChainTask:
         self._leaving = None
         return self._outlet.mark(mark)
 
-    def _keeps(self, mark: elements.Watermark | elements.Idle, now: Now) -> bool:
+    def _keeps(self, mark: messages.Watermark | messages.Idle, now: Now) -> bool:
         if not self._rows.holds(mark):
             return False
-        if mark == elements.Watermark(elements.MAX_TIME_MS):
+        if mark == messages.Watermark(messages.MAX_TIME_MS):
             self._rows.ends(now)
         return True
 
@@ -390,33 +390,33 @@ class ChainTask:
             actions.extend(self._fire(place, now) if self._cut is None else ())
         return actions
 
-    def _before(self, place: int, mark: elements.Watermark | elements.Idle, now: Now) -> list[Action]:
+    def _before(self, place: int, mark: messages.Watermark | messages.Idle, now: Now) -> list[Action]:
         """Take a mark in front of a stage. One with a watermark of its own cares for the end alone."""
         generator = self._pipeline.stages[place].generator
         if generator is None:
             return self._behind(place, mark, now)
-        if mark != elements.Watermark(elements.MAX_TIME_MS):
+        if mark != messages.Watermark(messages.MAX_TIME_MS):
             return []
         generator.end()
         last = generator.mark(now.mono_ms)
         return [] if last is None else self._behind(place, last, now)
 
-    def _behind(self, place: int, mark: elements.Watermark | elements.Idle, now: Now) -> list[Action]:
+    def _behind(self, place: int, mark: messages.Watermark | messages.Idle, now: Now) -> list[Action]:
         actions: list[Action] = []
-        if isinstance(mark, elements.Watermark):
+        if isinstance(mark, messages.Watermark):
             self._pipeline.stages[place].watermark_ms = mark.time_ms
             actions.extend(self._fire(place, now, mark))
             if self._cut is not None:
                 return actions
         return [*actions, *self._past(place, mark, now)]
 
-    def _past(self, place: int, mark: elements.Watermark | elements.Idle, now: Now) -> list[Action]:
+    def _past(self, place: int, mark: messages.Watermark | messages.Idle, now: Now) -> list[Action]:
         last = place + 1 == len(self._pipeline.stages)
         if last:
             self._leaving = mark
         return self._leave(now) if last else self._before(place + 1, mark, now)
 
-    def _fire(self, place: int, now: Now, behind: elements.Watermark | None = None) -> list[Action]:
+    def _fire(self, place: int, now: Now, behind: messages.Watermark | None = None) -> list[Action]:
         """Fire what a stage's watermark has reached; where that is interrupted, ``behind`` waits for the rest."""
         if not self._is_due(place):
             return []
@@ -491,7 +491,7 @@ class ChainTask:
         actions = self.flush(now)
         self._pipeline.close()
         self._outlet.close()
-        actions.extend(self._outlet.mark(elements.EndOfStream()))
+        actions.extend(self._outlet.mark(messages.EndOfStream()))
         actions.extend(self._end())
         self._companion.closed()
         return actions

@@ -16,8 +16,7 @@ from ftlayer.functions.failures import I64
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import FIRST_TRY, U64Array, tries_or_first
 from ftlayer.runtime.handler import origins_of
-from ftlayer.runtime.protocol.elements import RecordIds
-from ftlayer.runtime.protocol.messages import Conviction
+from ftlayer.runtime.protocol.messages import Conviction, RecordIds
 from ftlayer.runtime.task.actions import Action, TaskEvent
 
 

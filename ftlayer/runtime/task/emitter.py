@@ -16,7 +16,7 @@ from ftlayer.errors import CodecError
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.runtime.handler import Children, Handler, RecordIds, XorHandler
-from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Idle, LatencyMarker, Splits, Watermark
+from ftlayer.runtime.protocol.messages import Batch, EndOfStream, Idle, LatencyMarker, Splits, Watermark
 from ftlayer.runtime.task.actions import Acknowledge, Action, FailRoots, Send
 from ftlayer.runtime.task.routes import OutEdge, Routes, StoredRouting, ask, asked, taken
 from ftlayer.topology.job_graph import JobGraph, rules_of_operator

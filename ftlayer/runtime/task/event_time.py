@@ -11,7 +11,7 @@ from typing import Generic, Self, TypeVar
 import pyarrow as pa
 
 from ftlayer.records.ids import I64Array
-from ftlayer.runtime.protocol import elements
+from ftlayer.runtime.protocol import messages
 from ftlayer.runtime.task.actions import Action, Send, SourceRows, WakeAt
 from ftlayer.runtime.task.contract import BoolArray
 from ftlayer.runtime.task.emitter import Emitter
@@ -32,7 +32,7 @@ K = TypeVar("K", bound=Hashable)
 class _Claim:
     """The last word of a channel: its highest time but `MAX_TIME_MS`, which makes it `over` as its end does."""
 
-    time_ms: int = elements.MIN_TIME_MS
+    time_ms: int = messages.MIN_TIME_MS
     idle: bool = False
     over: bool = False
     ended: bool = False
@@ -56,7 +56,7 @@ class CombinedWatermark(Generic[K]):
     def __init__(self, parts: Iterable[K] = (), *, idle_count: bool = True) -> None:
         """``idle_count`` False: where none holds it back, only those count that are over."""
         self._idle_count = idle_count
-        self.time_ms = self.reached_ms = elements.MIN_TIME_MS
+        self.time_ms = self.reached_ms = messages.MIN_TIME_MS
         self.idle = False
         self._claims: dict[K, _Claim] = {part: _Claim() for part in parts}
         self.active: dict[K, _Claim] = {}
@@ -65,8 +65,8 @@ class CombinedWatermark(Generic[K]):
         self._numbers = count()
         for part, claim in self._claims.items():
             self._activate(part, claim)
-        self._lowest_ms = elements.MIN_TIME_MS
-        self._told_ms = elements.MIN_TIME_MS
+        self._lowest_ms = messages.MIN_TIME_MS
+        self._told_ms = messages.MIN_TIME_MS
         self._told_idle = False
 
     def restore(self, time_ms: int) -> None:
@@ -96,7 +96,7 @@ class CombinedWatermark(Generic[K]):
         claim = self._claims.get(part)
         if claim is not None and not claim.ended:
             before = claim.time_ms
-            if time_ms == elements.MAX_TIME_MS:
+            if time_ms == messages.MAX_TIME_MS:
                 claim.over = True
             else:
                 claim.time_ms = max(before, time_ms)
@@ -117,14 +117,14 @@ class CombinedWatermark(Generic[K]):
         claim.over = claim.ended = True
         self._changed(part, claim)
 
-    def news(self) -> elements.Watermark | elements.Idle | None:
+    def news(self) -> messages.Watermark | messages.Idle | None:
         """Return what is to be said downstream since the last call. The end of idleness is a watermark, too."""
         if self.time_ms > self._told_ms or (self._told_idle and not self.idle):
             self._told_ms, self._told_idle = self.time_ms, False
-            return elements.Watermark(self.time_ms)
+            return messages.Watermark(self.time_ms)
         if self.idle and not self._told_idle:
             self._told_idle = True
-            return elements.Idle()
+            return messages.Idle()
         return None
 
     def _changed(self, part: K, claim: _Claim) -> None:
@@ -159,9 +159,9 @@ class CombinedWatermark(Generic[K]):
             claims = self._claims.values()
             self.idle = any(not claim.over for claim in claims)
             ever = (claim.time_ms for claim in claims if claim.over or self._idle_count)
-            time_ms = max(ever, default=elements.MIN_TIME_MS) if self.idle else elements.MAX_TIME_MS
+            time_ms = max(ever, default=messages.MIN_TIME_MS) if self.idle else messages.MAX_TIME_MS
         self.time_ms = max(self.time_ms, time_ms)
-        if self.time_ms < elements.MAX_TIME_MS:
+        if self.time_ms < messages.MAX_TIME_MS:
             self.reached_ms = self.time_ms
 
 
@@ -193,14 +193,14 @@ class StatusWatermarkValve(CombinedWatermark[Channel]):
             {edge.number for edge in edges if isinstance(graph.vertex(edge.source).operators[0], Replay)},
         )
 
-    def mark(self, channel: Channel, mark: elements.Mark) -> None:
+    def mark(self, channel: Channel, mark: messages.Mark) -> None:
         """Take what a channel says of its time and its end; other marks say nothing of these."""
         match mark:
-            case elements.Watermark(time_ms):
+            case messages.Watermark(time_ms):
                 self.watermark(channel, time_ms)
-            case elements.Idle():
+            case messages.Idle():
                 self.become_idle(channel)
-            case elements.EndOfStream():
+            case messages.EndOfStream():
                 self.end(channel)
 
     def end(self, part: Channel) -> None:
@@ -215,7 +215,7 @@ class StatusWatermarkValve(CombinedWatermark[Channel]):
         if channel in self._replays:
             self._replays[channel] = False
         else:
-            self.replace([channel], {channel: elements.MIN_TIME_MS})
+            self.replace([channel], {channel: messages.MIN_TIME_MS})
         self._update()
 
     def _update(self) -> None:
@@ -324,7 +324,7 @@ class WatermarkGenerator:
         return {
             f"{source}#{split}": time
             for (source, split), time in self._times.items()
-            if split >= elements.NAMED_SPLIT or source in unknown or (source, split) in read
+            if split >= messages.NAMED_SPLIT or source in unknown or (source, split) in read
         }
 
     def restore(self, time_ms: int, times: Mapping[str, int]) -> None:
@@ -337,7 +337,7 @@ class WatermarkGenerator:
         self._since_ms = dict.fromkeys(self._since_ms, mono_ms)
         self._due_ms = 0
 
-    def splits(self, channel: Channel, splits: elements.Splits, mono_ms: int) -> None:
+    def splits(self, channel: Channel, splits: messages.Splits, mono_ms: int) -> None:
         source = self._inputs.sources.get(channel)
         if source is None or channel in self._over:
             return
@@ -353,7 +353,7 @@ class WatermarkGenerator:
         }
         for part in gone:
             del self._may_rest[part], self._since_ms[part]
-            if part[1] is not None and part[1] < elements.NAMED_SPLIT:
+            if part[1] is not None and part[1] < messages.NAMED_SPLIT:
                 self._times.pop((source, part[1]), None)
         for part, may_rest in rests.items():
             if part in come or may_rest != self._may_rest[part]:
@@ -363,7 +363,7 @@ class WatermarkGenerator:
             self._combined.replace(gone, come)
         for part, may_rest in rests.items():
             if not may_rest and self._combined.is_idle(part):
-                self._combined.watermark(part, elements.MIN_TIME_MS)
+                self._combined.watermark(part, messages.MIN_TIME_MS)
 
     def reset(self, channel: Channel, mono_ms: int) -> None:
         """Another sender begins afresh: it holds the watermark back until it says what it reads."""
@@ -375,7 +375,7 @@ class WatermarkGenerator:
                 del self._may_rest[part], self._since_ms[part]
             part = (channel, None)
             self._may_rest[part], self._since_ms[part] = True, mono_ms
-            self._combined.replace(gone, {part: elements.MIN_TIME_MS})
+            self._combined.replace(gone, {part: messages.MIN_TIME_MS})
             for other in tuple(self._over):
                 self.over(other)
 
@@ -406,7 +406,7 @@ class WatermarkGenerator:
         source = self._inputs.sources.get(origin[0]) if origin is not None and fresh else None
         if source is not None and origin is not None:
             key = source, origin[1]
-            self._times[key] = max(highest, self._times.get(key, elements.MIN_TIME_MS))
+            self._times[key] = max(highest, self._times.get(key, messages.MIN_TIME_MS))
             part: _Part = origin
         elif _REST in self._may_rest:
             part = _REST
@@ -417,7 +417,7 @@ class WatermarkGenerator:
         if part not in self._may_rest:
             return
         claimed = self._combined.claimed(part)
-        time_ms = min(max(highest - self._disorder, elements.MIN_TIME_MS), elements.MAX_TIME_MS - 1)
+        time_ms = min(max(highest - self._disorder, messages.MIN_TIME_MS), messages.MAX_TIME_MS - 1)
         if part not in self._combined.active or (
             self._idle_ms and 2 * (mono_ms - self._last_ms) >= self._idle_ms
         ):
@@ -439,17 +439,17 @@ class WatermarkGenerator:
     @property
     def due_ms(self) -> int | None:
         """The monotone time (ms) at which something becomes idle; None: never."""
-        if self._idle_ms is None or self.time_ms == elements.MAX_TIME_MS:
+        if self._idle_ms is None or self.time_ms == messages.MAX_TIME_MS:
             return None
         if not self._due_ms:
-            self._find_idle(elements.MIN_TIME_MS, self._idle_ms)
-        return None if self._due_ms == elements.MAX_TIME_MS else self._due_ms
+            self._find_idle(messages.MIN_TIME_MS, self._idle_ms)
+        return None if self._due_ms == messages.MAX_TIME_MS else self._due_ms
 
     def _find_idle(self, mono_ms: int, idle_ms: int) -> None:
         """Let those be idle that have had nothing for so long. Others are looked at again when one of them may be."""
         active = {part: self._since_ms[part] for part in self._combined.active}
         self._last_ms = last_ms = max(active.values(), default=0)
-        self._due_ms, silent = elements.MAX_TIME_MS, []
+        self._due_ms, silent = messages.MAX_TIME_MS, []
         for part, since_ms in active.items():
             if self._may_rest[part]:
                 due_ms = since_ms + idle_ms
@@ -464,9 +464,9 @@ class WatermarkGenerator:
 
     def _claim(self, source: str, split: int | None) -> int:
         time = (
-            elements.MIN_TIME_MS if split is None else self._times.get((source, split), elements.MIN_TIME_MS)
+            messages.MIN_TIME_MS if split is None else self._times.get((source, split), messages.MIN_TIME_MS)
         )
-        return max(time - self._disorder, elements.MIN_TIME_MS)
+        return max(time - self._disorder, messages.MIN_TIME_MS)
 
 
 class SplitMarks:
@@ -474,14 +474,14 @@ class SplitMarks:
 
     def __init__(self, emitter: Emitter) -> None:
         self._emitter = emitter
-        self._told: elements.Splits | None = None
+        self._told: messages.Splits | None = None
 
     def around(self, rows: SourceRows, sends: list[Send]) -> list[Send]:
         """Return the batches of these rows with what is to be said before and behind them."""
-        found = [*self._say(rows.splits or elements.Splits((rows.in_time,))), *sends]
+        found = [*self._say(rows.splits or messages.Splits((rows.in_time,))), *sends]
         return found if rows.left is None else [*found, *self._say(rows.left)]
 
-    def _say(self, splits: elements.Splits) -> list[Send]:
+    def _say(self, splits: messages.Splits) -> list[Send]:
         if splits == self._told:
             return []
         self._told = splits

@@ -11,8 +11,7 @@ import logging
 from collections.abc import Callable
 
 from ftlayer.common.clock import Now
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element
-from ftlayer.runtime.protocol.messages import LoopWaits
+from ftlayer.runtime.protocol.messages import MAX_TIME_MS, Batch, Element, LoopWaits
 from ftlayer.runtime.task.actions import Action, TaskEvent
 from ftlayer.runtime.task.chain_task import ChainRows, ChainTask
 from ftlayer.runtime.task.contract import ChainCompanion

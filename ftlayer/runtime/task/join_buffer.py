@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.records.keyhash import key_column
 from ftlayer.runtime.handler import concat_record_ids, origins_of
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS, RecordIds
+from ftlayer.runtime.protocol.messages import MAX_TIME_MS, MIN_TIME_MS, RecordIds
 from ftlayer.runtime.task.contract import BoolArray, ids_mask
 
 MAX_RUN_BYTES = 64 << 20

@@ -35,7 +35,7 @@ from ftlayer.functions.undo import LateFailure, UndoLog
 from ftlayer.records.failures import RowFailure
 from ftlayer.records.ids import NO_ROOTS, I64Array, U64Array
 from ftlayer.runtime.handler import Handler
-from ftlayer.runtime.protocol.elements import (
+from ftlayer.runtime.protocol.messages import (
     MIN_TIME_MS,
     EndOfStream,
     Idle,

@@ -25,7 +25,7 @@ from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.records.kernels import native
 from ftlayer.records.keyhash import key_column
 from ftlayer.runtime.handler import Children
-from ftlayer.runtime.protocol.elements import Batch
+from ftlayer.runtime.protocol.messages import Batch
 from ftlayer.runtime.task.actions import Send
 from ftlayer.runtime.task.contract import BoolArray
 from ftlayer.topology.job_graph import JobEdge, JobGraph, keys_of

@@ -6,7 +6,7 @@ from ftlayer.common.clock import Now
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.records.ids import NO_ROOTS, U64Array
 from ftlayer.runtime.handler import Handler, NonFTHandler
-from ftlayer.runtime.protocol.elements import EndOfStream
+from ftlayer.runtime.protocol.messages import EndOfStream
 from ftlayer.runtime.task import actions
 from ftlayer.runtime.task.chain_plan import ChainPlan, OpenSink
 from ftlayer.runtime.task.contract import NoCompanion, ReplayTask, Task

@@ -15,9 +15,8 @@ from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from ftlayer.checkpoint.snapshots import SinkPart
 from ftlayer.errors import ConfigError, JobError, UnauthorizedError
 from ftlayer.functions.data_sources import DataSourceStreamArrowWriter
-from ftlayer.runtime.connectors import committing_sink
-from ftlayer.runtime.connectors.committing_sink import CommittingWriterBody
-from ftlayer.runtime.connectors.sinks import FunctionSinkBody, open_sink
+from ftlayer.runtime.connectors import sinks as committing_sink
+from ftlayer.runtime.connectors.sinks import CommittingWriterBody, FunctionSinkBody, open_sink
 from ftlayer.runtime.protocol.messages import unseal
 from ftlayer.runtime.task.contract import Settled
 from ftlayer.topology.operators import FunctionSink, Sink, WriterSink

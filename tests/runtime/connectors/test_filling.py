@@ -18,13 +18,15 @@ from ftlayer.records.kernels import native
 from ftlayer.runtime.connectors.lane import (
     BatchLimits,
     Filling,
+    Misfit,
     PartitionLane,
     PlainFilling,
     RecordFilling,
+    RowMaker,
+    SparkRowMaker,
     SplitProgress,
 )
 from ftlayer.runtime.connectors.offset_reader import PositionChain
-from ftlayer.runtime.connectors.rows import Misfit, RowMaker, SparkRowMaker
 
 KINDS: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.bool_(): st.booleans(),

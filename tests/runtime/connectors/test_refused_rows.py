@@ -19,9 +19,8 @@ from ftlayer.errors import ConfigError, JobError, SinkRowError
 from ftlayer.functions.data_sources import DataSourceStreamArrowWriter
 from ftlayer.records.ipc import read_one_batch
 from ftlayer.runtime.barrier_mode.task.mode import ChainSnapshot
-from ftlayer.runtime.connectors import committing_sink
-from ftlayer.runtime.connectors.committing_sink import CommittingWriterBody
-from ftlayer.runtime.connectors.sinks import open_sink
+from ftlayer.runtime.connectors import sinks as committing_sink
+from ftlayer.runtime.connectors.sinks import CommittingWriterBody, open_sink
 from ftlayer.runtime.protocol.messages import unseal
 from ftlayer.topology.operators import Sink, WriterSink
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.errors import SourceChangedError, SourceError
-from ftlayer.runtime.connectors.rows import Misfit, RowMaker, SparkRowMaker, skipped, slices
+from ftlayer.runtime.connectors.lane import Misfit, RowMaker, SparkRowMaker, skipped, slices
 
 ID = pa.schema([("id", pa.int64())])
 PAIR = pa.schema([("id", pa.int64()), ("name", pa.string())])

@@ -12,6 +12,7 @@ from ftlayer.config import TopologyOptions
 from ftlayer.runtime.acker_mode.driver.rules.driver_half import AckerJob
 from ftlayer.runtime.driver.rules.events import (
     Broke,
+    Crew,
     Event,
     JobInstruction,
     Over,
@@ -23,7 +24,6 @@ from ftlayer.runtime.driver.rules.events import (
 )
 from ftlayer.runtime.driver.rules.job_core import JobCore
 from ftlayer.runtime.driver.rules.job_rules import JobMode
-from ftlayer.runtime.driver.rules.slot_record import Crew
 from ftlayer.runtime.environment import UntrackedJob
 from ftlayer.runtime.protocol.messages import Heartbeat, Hello, Probe, TasksStarted
 

@@ -19,6 +19,7 @@ from ftlayer.runtime.driver.rules.events import (
     CancelSlot,
     Condemn,
     Condemned,
+    Crew,
     DrainRequested,
     Event,
     JobInstruction,
@@ -37,7 +38,6 @@ from ftlayer.runtime.driver.rules.events import (
 )
 from ftlayer.runtime.driver.rules.job_core import JobCore
 from ftlayer.runtime.driver.rules.job_rules import JobMode
-from ftlayer.runtime.driver.rules.slot_record import Crew
 from ftlayer.runtime.environment import UntrackedJob
 from ftlayer.runtime.protocol.messages import (
     AllowReplays,

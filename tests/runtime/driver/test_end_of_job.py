@@ -22,10 +22,9 @@ from ftlayer.errors import JobError, SlotLostError
 from ftlayer.runtime.acker_mode.driver.rules.driver_half import AckerDriver, AckerJob
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_thread import JobParts, JobReport, JobThread
-from ftlayer.runtime.driver.rules.events import JobInstruction, RecallDone, RecallStreams
+from ftlayer.runtime.driver.rules.events import Crew, JobInstruction, RecallDone, RecallStreams
 from ftlayer.runtime.driver.rules.job_core import JobCore
 from ftlayer.runtime.driver.rules.job_rules import JobContext
-from ftlayer.runtime.driver.rules.slot_record import Crew
 from ftlayer.runtime.protocol.messages import Hello, SlotFailed, TasksStarted
 from ftlayer.topology.job_graph import JobGraph, JobVertex
 from ftlayer.topology.operators import IterableSource, Source

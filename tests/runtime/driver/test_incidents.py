@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from ftlayer.common.rules.restart import FixedDelay
 from ftlayer.errors import FTLayerError
-from ftlayer.runtime.driver.rules.events import Broke, Broken, JobState, SparkJobEnded
+from ftlayer.runtime.driver.rules.events import Broke, Broken, JobState, SlotRecord, SparkJobEnded
 from ftlayer.runtime.driver.rules.job_core import KEPT, PROCESS_GONE, Incidents
 from ftlayer.runtime.driver.rules.job_rules import FailureNoted
-from ftlayer.runtime.driver.rules.slot_record import SlotRecord
 from ftlayer.runtime.protocol.messages import Death, Hello, PeersDropped, SlotFailed, SourceFailed
 
 Make = Any

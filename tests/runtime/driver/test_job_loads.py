@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ftlayer.common.rules.circuit import CircuitState, CircuitStatus
+from ftlayer.runtime.driver.rules.events import SlotRecord
 from ftlayer.runtime.driver.rules.job_status import (
     ChainStatus,
     away_of,
@@ -13,7 +14,6 @@ from ftlayer.runtime.driver.rules.job_status import (
     lags_of,
     transports_of,
 )
-from ftlayer.runtime.driver.rules.slot_record import SlotRecord
 from ftlayer.runtime.protocol.messages import Heartbeat
 
 

@@ -25,8 +25,7 @@ from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode, Holding
 from ftlayer.runtime.connectors.offset_reader import partition_index
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.handler import FTHandler
-from ftlayer.runtime.protocol.elements import Batch, LatencyMarker
-from ftlayer.runtime.protocol.messages import EndReplays, ReplayNow
+from ftlayer.runtime.protocol.messages import Batch, EndReplays, LatencyMarker, ReplayNow
 from ftlayer.runtime.task import actions
 from ftlayer.runtime.task import emitter as latency
 from ftlayer.runtime.task.actions import (

@@ -31,6 +31,7 @@ from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.driver.rules.events import (
     AskVertexStatus,
     Broke,
+    Crew,
     Event,
     JobInstruction,
     RecallDone,
@@ -42,7 +43,6 @@ from ftlayer.runtime.driver.rules.events import (
     Tick,
 )
 from ftlayer.runtime.driver.rules.job_core import JobCore
-from ftlayer.runtime.driver.rules.slot_record import Crew
 from ftlayer.runtime.handler import FTHandler
 from ftlayer.runtime.protocol.messages import Deploy, FromSlot, Hello, PeersUp
 from ftlayer.runtime.slot import main as loop_module

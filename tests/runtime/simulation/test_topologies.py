@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ftlayer.common.failures import FailException
 from ftlayer.config import FTStatus
-from ftlayer.runtime.protocol.elements import Batch
+from ftlayer.runtime.protocol.messages import Batch
 from ftlayer.runtime.task.build import JoinTask
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions

@@ -16,8 +16,15 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
 from ftlayer.runtime.acker_mode.slot.rules import CALL_ROOTS, MAX_WAIT_MS
 from ftlayer.runtime.protocol.channel_frames import ElementCodec, decode_grants, encode_grants
-from ftlayer.runtime.protocol.elements import Batch, EndOfStream, LatencyMarker, Watermark
-from ftlayer.runtime.protocol.messages import PERSIST, ReplayNow, histograms_of
+from ftlayer.runtime.protocol.messages import (
+    PERSIST,
+    Batch,
+    EndOfStream,
+    LatencyMarker,
+    ReplayNow,
+    Watermark,
+    histograms_of,
+)
 from ftlayer.runtime.slot.rules.events import (
     Grant,
     ReplaysCame,

@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.runtime.protocol.elements import Barrier, Batch, RecordIds, Watermark
+from ftlayer.runtime.protocol.messages import Barrier, Batch, RecordIds, Watermark
 from ftlayer.runtime.slot.rules.inbox import Inbox
 from ftlayer.topology.job_graph import Channel
 

@@ -17,7 +17,7 @@ from ftlayer.common.clock import Now
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.runtime.connectors.sinks import open_sink
-from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Watermark
+from ftlayer.runtime.protocol.messages import Batch, EndOfStream, Watermark
 from ftlayer.runtime.slot.rules.inbox import FeedbackOutput, HeadInbox
 from ftlayer.runtime.slot.rules.mode import UntrackedSlot
 from ftlayer.runtime.task.actions import SourceRows

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ftlayer.config import TopologyOptions
-from ftlayer.runtime.protocol.elements import SlotOrder
+from ftlayer.runtime.protocol.messages import SlotOrder
 from ftlayer.runtime.slot.main import ListeningPlaces
 from ftlayer.transport.flight_connection import Endpoint
 from ftlayer.transport.sockets import SocketDirectory

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.config import TopologyOptions
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS
+from ftlayer.runtime.protocol.messages import MAX_TIME_MS, MIN_TIME_MS
 from ftlayer.runtime.slot.rules.load import BusyTimes, LoadMeter, edge_loads
 from ftlayer.runtime.slot.rules.outgoing import RemoteOutput
 from ftlayer.topology.job_graph import Channel

@@ -13,8 +13,8 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import PeerLostError, PeerUnreachableError
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.protocol.channel_frames import ElementCodec, encode_grants
-from ftlayer.runtime.protocol.elements import Barrier, Watermark
 from ftlayer.runtime.protocol.messages import (
+    Barrier,
     Cancel,
     Deploy,
     DropPeers,
@@ -26,6 +26,7 @@ from ftlayer.runtime.protocol.messages import (
     ResetTasks,
     SlotEnded,
     TriggerCheckpoint,
+    Watermark,
 )
 from ftlayer.runtime.slot import main as loop
 from ftlayer.runtime.slot.links import Roster

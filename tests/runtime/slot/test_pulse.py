@@ -16,7 +16,7 @@ from ftlayer.functions.conversion import VALUES
 from ftlayer.functions.steps import Map
 from ftlayer.runtime.handler import RecordIds
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
-from ftlayer.runtime.protocol.elements import Batch
+from ftlayer.runtime.protocol.messages import Batch
 from ftlayer.runtime.slot.pulse import Pulse, _record_of, function_under_way
 from ftlayer.runtime.slot.rules.core import Working
 from ftlayer.topology.job_graph import Channel

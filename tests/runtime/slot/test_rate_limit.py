@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ftlayer.common.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.functions.token_bucket import BURST_MS
-from ftlayer.runtime.protocol.elements import Watermark
+from ftlayer.runtime.protocol.messages import Watermark
 from ftlayer.topology.job_graph import Channel
 
 SOURCE = ("source", 0)

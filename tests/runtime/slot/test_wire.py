@@ -22,7 +22,7 @@ from ftlayer.runtime.protocol.channel_frames import (
     is_limits,
     roots_in,
 )
-from ftlayer.runtime.protocol.elements import (
+from ftlayer.runtime.protocol.messages import (
     Barrier,
     Batch,
     CancelMarker,

@@ -34,7 +34,7 @@ from ftlayer.runtime.driver.session import (
     task_slots,
 )
 from ftlayer.runtime.environment import UntrackedDriver, open_untracked
-from ftlayer.runtime.protocol.elements import SlotOrder
+from ftlayer.runtime.protocol.messages import SlotOrder
 from ftlayer.runtime.slot.rules.mode import UntrackedSlotFactory
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import FunctionSink, IterableSource, Sink, Source

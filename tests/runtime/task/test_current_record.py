@@ -17,7 +17,7 @@ from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Map, MapBatches, Process
 from ftlayer.records.ids import pack_tries
 from ftlayer.runtime.handler import concat_record_ids
-from ftlayer.runtime.protocol.elements import RecordIds
+from ftlayer.runtime.protocol.messages import RecordIds
 from ftlayer.runtime.task.contract import KnownOf, known_of
 from ftlayer.runtime.task.pipeline import OperatorChain
 from ftlayer.state.heap import HeapBackend

@@ -27,7 +27,7 @@ from ftlayer.records.partitioning import (
 )
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.handler import FTHandler, Handler, NonFTHandler
-from ftlayer.runtime.protocol.elements import Batch, EndOfStream, RecordIds, Watermark
+from ftlayer.runtime.protocol.messages import Batch, EndOfStream, RecordIds, Watermark
 from ftlayer.runtime.task.actions import Send
 from ftlayer.runtime.task.emitter import Emitter
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex

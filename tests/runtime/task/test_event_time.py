@@ -23,17 +23,18 @@ from ftlayer.runtime.connectors.offset_reader import PositionChain
 from ftlayer.runtime.connectors.readers import SplitReader
 from ftlayer.runtime.driver.rules.planner_rules import PlannedRange, SplitPlanner
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
-from ftlayer.runtime.protocol.elements import (
+from ftlayer.runtime.protocol.messages import (
     MAX_TIME_MS,
     MIN_TIME_MS,
     NAMED_SPLIT,
     Batch,
     Element,
     Idle,
+    SplitDone,
     Splits,
     Watermark,
+    seal,
 )
-from ftlayer.runtime.protocol.messages import SplitDone, seal
 from ftlayer.runtime.task.actions import ElementCame, Send, SourceOver, SourceRows, TaskStart
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.event_time import TimedInputs, WatermarkGenerator, times_of

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS, EndOfStream, Idle, Watermark
+from ftlayer.runtime.protocol.messages import MAX_TIME_MS, MIN_TIME_MS, EndOfStream, Idle, Watermark
 from ftlayer.runtime.task.event_time import StatusWatermarkValve
 from ftlayer.topology.job_graph import Channel
 

@@ -11,8 +11,7 @@ from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.common.clock import Now
 from ftlayer.config import FTStatus
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, Watermark
-from ftlayer.runtime.protocol.messages import LoopWaits
+from ftlayer.runtime.protocol.messages import MAX_TIME_MS, Batch, EndOfStream, Idle, LoopWaits, Watermark
 from ftlayer.runtime.task.actions import (
     Action,
     DataEnded,

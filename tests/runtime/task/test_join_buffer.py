@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.records.keyhash import spark_hash
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS
+from ftlayer.runtime.protocol.messages import MAX_TIME_MS, MIN_TIME_MS
 from ftlayer.runtime.task import build as join_past
 from ftlayer.runtime.task import join_buffer
 from ftlayer.runtime.task.build import PastRows

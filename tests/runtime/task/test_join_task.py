@@ -15,7 +15,7 @@ from ftlayer.errors import JobError
 from ftlayer.records.partitioning import Custom, HashByKey, Partitioner, Rebalance
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.handler import FTHandler, NonFTHandler
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, RecordIds, Watermark
+from ftlayer.runtime.protocol.messages import MAX_TIME_MS, Batch, EndOfStream, Idle, RecordIds, Watermark
 from ftlayer.runtime.task import build as join
 from ftlayer.runtime.task import join_buffer
 from ftlayer.runtime.task.actions import (

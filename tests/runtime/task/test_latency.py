@@ -17,7 +17,7 @@ from ftlayer.functions.steps import Map
 from ftlayer.records.partitioning import Broadcast, Forward, Rebalance
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.handler import FTHandler, NonFTHandler
-from ftlayer.runtime.protocol.elements import Batch, LatencyMarker, RecordIds
+from ftlayer.runtime.protocol.messages import Batch, LatencyMarker, RecordIds
 from ftlayer.runtime.task.actions import ElementCame, Send, TaskStart, TimeCame, WakeAt
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import Settled

@@ -16,7 +16,7 @@ from ftlayer.records.partitioning import HashByKey, Rebalance
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.handler import FTHandler
-from ftlayer.runtime.protocol.elements import Batch, EndOfStream, LatencyMarker, RecordIds, Watermark
+from ftlayer.runtime.protocol.messages import Batch, EndOfStream, LatencyMarker, RecordIds, Watermark
 from ftlayer.runtime.task.actions import (
     Acknowledge,
     ElementCame,

@@ -19,7 +19,7 @@ from ftlayer.records.partitioning import HashByKey, Rebalance
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.handler import FTHandler
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, RecordIds, Watermark
+from ftlayer.runtime.protocol.messages import MAX_TIME_MS, Batch, EndOfStream, Idle, RecordIds, Watermark
 from ftlayer.runtime.task.actions import (
     Acknowledge,
     ElementCame,

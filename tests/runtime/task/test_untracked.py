@@ -8,7 +8,7 @@ import pytest
 from ftlayer.common.clock import Now
 from ftlayer.errors import InvalidTopologyError, ProtocolError
 from ftlayer.records.partitioning import Broadcast
-from ftlayer.runtime.protocol.elements import Batch, EndOfStream, LatencyMarker
+from ftlayer.runtime.protocol.messages import Batch, EndOfStream, LatencyMarker
 from ftlayer.runtime.task.actions import (
     RowsPersisted,
     Send,

@@ -79,28 +79,25 @@ class JobVertexCalls:
         self._incarnation = 0
 
     def claim(self) -> None:
-        """Take the job over from whichever run has it; raises what the vertex raises. To be called once, first."""
+        """Take the job over from whichever run has it. To be called once, first."""
         reply = self.client.call(calls.ClaimJob(self._job, self._run))
         if reply.previous:
             logger.info("topology %r: %s takes over from %s", self._job, self._run, reply.previous)
 
     def open(self) -> None:
-        """Declare all streams with their options; raises what the vertex raises."""
         for stream in self.streams:
             self._incarnation = self._open(stream).incarnation
 
     def progress(self, uid: str, stream: str) -> tuple[RangeProgress, ...]:
-        """Return how far a reader source was accepted, as `progress_of` does."""
         opened = self._open(stream)
         return progress_of(uid, opened.positions, opened.planned)
 
     def note(self, stream: str, planned: PlannedRange, first: int) -> None:
-        """Note a range that is about to be opened; those below ``first`` are forgotten."""
         note = pack_range(planned.range)
         self.client.call(calls.NoteRange(stream, planned.number, note, first, self._run))
 
     def recall(self, done: Callable[[int], None], failed: OnError) -> None:
-        """Make everything pending due; then ``done(rows)``, or ``failed(error)``, is called by another thread."""
+        """Make everything pending due; then ``done(rows)``, or ``failed(error)``, in another thread."""
 
         def work() -> None:
             done(self._recall())
@@ -108,7 +105,7 @@ class JobVertexCalls:
         self._do(work, failed)
 
     def condemn(self, failure: calls.Failure, done: Callable[[], None], failed: OnError) -> None:
-        """End a record's attempt; then ``done()``, or ``failed(error)``, is called by another thread.
+        """End a record's attempt; then ``done()``, or ``failed(error)``, in another thread.
 
         A vertex that has restarted does not know the attempt any more: the record is as it was before.
         """
@@ -123,7 +120,7 @@ class JobVertexCalls:
         self._do(work, failed)
 
     def status(self, answer: Callable[[calls.StreamStatus], None], failed: OnError) -> None:
-        """Ask what is left; then ``answer(status)``, or ``failed(error)``, is called by another thread."""
+        """Ask what is left; then ``answer(status)``, or ``failed(error)``, in another thread."""
 
         def work() -> None:
             answer(self.client.call(calls.StreamStatusCall(self.streams, self._run)))

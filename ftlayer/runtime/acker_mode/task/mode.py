@@ -19,7 +19,7 @@ from ftlayer.records.ids import NO_ROOTS, I64Array, U64Array, first_failed_of
 from ftlayer.runtime.acker_mode.task.range_source import RangeSourceTask
 from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
 from ftlayer.runtime.handler import Handler, XorHandler
-from ftlayer.runtime.protocol.elements import EndOfStream, Idle, LatencyMarker, RecordIds, Watermark
+from ftlayer.runtime.protocol.messages import EndOfStream, Idle, LatencyMarker, RecordIds, Watermark
 from ftlayer.runtime.task import actions as task_actions
 from ftlayer.runtime.task import contract
 from ftlayer.runtime.task.chain_plan import ChainPlan, OpenSink

@@ -18,7 +18,7 @@ from ftlayer.errors import ProtocolError, SourceChangedError, SourceError
 from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.records.ipc import digest_of
 from ftlayer.runtime.handler import Handler
-from ftlayer.runtime.protocol.elements import EndOfStream
+from ftlayer.runtime.protocol.messages import EndOfStream
 from ftlayer.runtime.task import actions as task_actions
 from ftlayer.runtime.task.emitter import Emitter, RootEmission, SourceMarkers, failures_of
 from ftlayer.runtime.task.event_time import SplitMarks

@@ -11,10 +11,10 @@ from ftlayer.common.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.records.ids import U64Array, pack_tries
-from ftlayer.runtime.connectors.rows import misfit_schema
+from ftlayer.runtime.connectors.lane import misfit_schema
 from ftlayer.runtime.handler import Handler, RecordIds
 from ftlayer.runtime.protocol import messages
-from ftlayer.runtime.protocol.elements import EndOfStream
+from ftlayer.runtime.protocol.messages import EndOfStream
 from ftlayer.runtime.task import actions as task_actions
 from ftlayer.runtime.task.emitter import Emitter, columns_of, reports
 from ftlayer.runtime.task.pipeline import unharmed

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import assert_never
 
 from ftlayer.checkpoint.barrier import SnapshotKind
 from ftlayer.checkpoint.coordinator import events
@@ -42,9 +43,11 @@ from ftlayer.functions.failures import raise_signalled
 from ftlayer.runtime.barrier_mode.driver.committing import Committer, GivenUp, resealed
 from ftlayer.runtime.barrier_mode.driver.letters import JobLetters, LetterPlaces
 from ftlayer.runtime.barrier_mode.driver.restoring import goes_back, restores
+from ftlayer.runtime.barrier_mode.driver.rules.job_rules import BarrierJob, LoopWatch, regions_of
 from ftlayer.runtime.barrier_mode.driver.rules.reader_checkpoints import ReaderCheckpoints
 from ftlayer.runtime.driver.rules import events as job_events
-from ftlayer.runtime.driver.rules.job_rules import JobContext
+from ftlayer.runtime.driver.rules.job_rules import DriverMode, JobContext
+from ftlayer.runtime.driver.rules.job_status import PAUSED, WAITING, chains_with
 from ftlayer.runtime.protocol import messages
 from ftlayer.runtime.worker import Worker
 from ftlayer.topology.job_graph import JobGraph
@@ -100,9 +103,7 @@ class JobCheckpointParts:
 class Publisher:
     """Publishes checkpoints, commits their sinks, and prepares their restore.
 
-    Attributes:
-        undecided: checkpoints that could not be published, and may be there all the same. Read by other threads
-            behind what was done.
+    ``undecided``: those that could not be published, and may be there all the same. Read by other threads.
     """
 
     def __init__(self, parts: JobCheckpointParts) -> None:
@@ -211,15 +212,12 @@ class CheckpointIo:
         self._io.do(work)
 
     def publish(self, checkpoint: Checkpoint, location: str) -> None:
-        """Publish a checkpoint: `Published` or `PublishFailed` follows."""
         self._tell_of(
             lambda: events.Published(self.publisher.publish(checkpoint, location)),
             partial(events.PublishFailed, checkpoint.checkpoint),
         )
 
     def commit(self, checkpoint: Checkpoint) -> None:
-        """Commit what a checkpoint holds of sinks: `SinksCommitted` or `CommitFailed` follows."""
-
         def work() -> events.CheckpointEvent:
             self.publisher.commit(checkpoint)
             return events.SinksCommitted(checkpoint.checkpoint)
@@ -286,7 +284,6 @@ class CheckpointIo:
         self.clean(work)
 
     def sweep_earlier_runs(self) -> None:
-        """Remove what drivers before this one have left behind that were killed."""
         config, graph, run = self._parts.config, self._parts.graph, self._parts.run
 
         def work() -> None:
@@ -305,7 +302,6 @@ class CheckpointIo:
         self.clean(lambda: self._parts.storage.discard_parts(number, parts, keep, location))
 
     def settle(self, take_events: Callable[[], None]) -> None:
-        """Wait until storage and sinks are done with what was asked for; ``take_events`` takes what is told of it."""
         self._settle(self._io, take_events)
 
     def close_storage(self, keep: Sequence[Checkpoint], take_events: Callable[[], None]) -> None:
@@ -385,7 +381,6 @@ class RestorePoints:
         self._damaged[checkpoint] = reason
 
     def restore(self, number: int, checkpoint: Checkpoint | None) -> None:
-        """Bring sinks and readers to where a checkpoint has them, and say what each slot begins with."""
         asked = self._asked.pop(number)
         try:
             chosen = self._readable(checkpoint)
@@ -442,18 +437,17 @@ class RestorePoints:
         self._happened(job_events.RestoreReady(asked.number, number, mine, undecided, gone_back))
 
 
-class JobCheckpoints:
-    """See the module.
+class BarrierDriver(DriverMode[job_events.BarrierInstruction]):
+    """See the module."""
 
-    Attributes:
-        stopped_with: the savepoint that the job is stopped with, once that is complete; None for none. For any thread.
-    """
+    stopped_with: Checkpoint | None = None
 
     def __init__(self, parts: JobCheckpointParts, job: JobContext) -> None:
-        self.stopped_with: Checkpoint | None = None
+        super().__init__(job)
+        self.rules = BarrierJob(job.crew, regions=regions_of(job.graph), run=job.run, restart=job.restart)
+        self._loops = LoopWatch(job.graph)
         self._parts = parts
-        self._rules = parts.rules
-        self._crew = job.crew
+        self._coordinator, self._crew = parts.rules, job.crew
         self._happened, self._later, self._tell = job.happened, job.later, job.tell
         graph = parts.graph
         self._source_slots = sorted(
@@ -480,27 +474,57 @@ class JobCheckpoints:
         return self._io.result
 
     @property
-    def counts(self) -> CheckpointTotals:
-        return self._rules.counts
+    def checkpoints(self) -> BarrierDriver:
+        return self
+
+    @property
+    def checkpoint_counts(self) -> CheckpointTotals:
+        return self._coordinator.counts
 
     @property
     def unsent_letters(self) -> int:
         return self._letters.unsent
 
     def history(self) -> tuple[CheckpointDetails, ...]:
-        return self._rules.history(system_now())
+        return self._coordinator.history(system_now())
 
-    def tick(self) -> None:
+    def before(self, said: job_events.Said) -> None:
+        match said.message:
+            case messages.SlotFailed(reason=reason, damaged=damaged) if damaged:
+                self._restores.damaged(damaged, reason)
+
+    def carry_out(self, instruction: job_events.BarrierInstruction) -> None:
+        match instruction:
+            case job_events.PrepareRestore():
+                self._prepare(instruction)
+            case job_events.RegionDeployed(slots):
+                self._loops.began(slots)
+                self._down.difference_update(slots)
+            case job_events.AllRunning():
+                self._running()
+            case _:
+                assert_never(instruction)
+
+    def after(self, event: job_events.Event, state: job_events.JobState, now_ms: int) -> None:
+        if state.is_final or state is job_events.JobState.STOPPING:
+            self._cancel()
+        elif isinstance(event, job_events.Said) and self._crew.slots[event.slot].is_instance(event.instance):
+            self._said(event.message)
         self._handle(events.CheckpointTick())
         self._letters.tick()
 
-    def said(self, message: messages.FromSlot) -> None:
+    def _said(self, message: messages.FromSlot) -> None:
         match message:
+            case messages.Heartbeat():
+                slots = self._crew.slots
+                self._handle(events.InputHeld(chains_with(PAUSED, slots)))
+                for slot, waits in self._loops.waits_in(chains_with(WAITING, slots)):
+                    self._tell(slot, waits)
             case messages.SubtaskAcked(checkpoint, snapshot):
                 self._handle(events.PartWritten(checkpoint, snapshot))
             case messages.SubtaskDeclined(checkpoint, uid, subtask, reason, counts, code, lasting):
                 final = error_for_code(code)(reason) if code else None
-                if final is None and lasting and not self._rules.completed:  # nothing has succeeded yet
+                if final is None and lasting and not self._coordinator.completed:  # nothing has succeeded yet
                     final = JobStartError(f"{uid!r}, subtask {subtask}, cannot do its part: {reason}")
                 self._handle(events.PartDeclined(checkpoint, (uid, subtask), reason, counts, final))
             # Of an instance that is about to be reset it means nothing: the next one reads on from the checkpoint.
@@ -509,12 +533,7 @@ class JobCheckpoints:
             ):
                 self._handle(events.SubtaskFinished((uid, subtask)))
 
-    def held(self, chains: frozenset[str]) -> None:
-        """These chains take nothing from their inputs now, and no others."""
-        self._handle(events.InputHeld(chains))
-
-    def prepare(self, asked: job_events.PrepareRestore) -> None:
-        """Slots are lost, or begin: find out what they restore."""
+    def _prepare(self, asked: job_events.PrepareRestore) -> None:
         graph = self._parts.graph
         self._restores.ask(asked)
         self._down.update(asked.slots)
@@ -528,46 +547,39 @@ class JobCheckpoints:
         ]
         self._handle(events.TasksRestarting(asked.number, sources))
 
-    def deployed(self, region: job_events.RegionDeployed) -> None:
-        self._down.difference_update(region.slots)
-
-    def running(self) -> None:
+    def _running(self) -> None:
         if not self._ran:
             self._ran = True
             self._io.sweep_earlier_runs()
-        self._io.sweep(self._rules.completed, self._crew.instances)
+        self._io.sweep(self._coordinator.completed, self._crew.instances)
         self._letters.running()
         self._handle(events.TasksRunning())
 
     def backlog(self, source: str, working_off: bool) -> None:
         self._handle(events.BacklogChanged((source, 0), working_off))
 
-    def damaged(self, checkpoint: int, reason: str) -> None:
-        """A slot could not read this checkpoint: it is not restored any more."""
-        self._restores.damaged(checkpoint, reason)
-
-    def cancel(self) -> None:
+    def _cancel(self) -> None:
         """The job is being ended: nothing begins any more. Calling it again does no harm."""
         if not self._cancelled:
             self._cancelled = True
             self._letters.ending()
             self._handle(events.JobStopping())
 
-    def close(
+    def end(
         self,
         state: job_events.JobState,
         take_events: Callable[[], None],
-        close_by_s: float | None = None,
+        close_by_s: float | None,
         *,
-        interrupted: bool = False,
+        interrupted: bool,
     ) -> None:
-        """The job is over: remove what is not retained (``interrupted``: see `JobEnd`), and end the threads.
+        """Remove what is not retained (``interrupted``: see `JobEnd`), and end the threads; `when_done` has to follow.
 
-        As `DriverMode.end`; ``close_by_s`` None: `CLOSE_WAIT_S` a step. `when_done` has to follow.
+        ``close_by_s`` None: what takes longer than `CLOSE_WAIT_S` a step is left to itself.
         """
         io = self._io
         io.close_by_s = close_by_s
-        self.cancel()
+        self._cancel()
         # What is being published decides whether its sinks are committed, and that takes a turn more.
         for _ in range(3):
             io.settle(take_events)
@@ -582,7 +594,7 @@ class JobCheckpoints:
             self._end(state, take_events, close_by_s)
             return
         if state is job_events.JobState.ENDED:
-            io.keep_result(self._rules.completed)
+            io.keep_result(self._coordinator.completed)
             io.settle(take_events)
         if (
             state is job_events.JobState.ENDED
@@ -602,11 +614,11 @@ class JobCheckpoints:
         self, state: job_events.JobState, take_events: Callable[[], None], close_by_s: float | None
     ) -> None:
         self._letters.close(take_events, close_by_s)
-        self._io.close_storage(self._rules.completed, take_events)
+        self._io.close_storage(self._coordinator.completed, take_events)
         self._requests.refuse_all(f"the job is {state}")
 
     def _remove_unretained(self, state: job_events.JobState, *, interrupted: bool) -> None:
-        instructions = self._rules.handle(events.JobOver(_end_of(state, interrupted)), system_now())
+        instructions = self._coordinator.handle(events.JobOver(_end_of(state, interrupted)), system_now())
         self._carry_out_all(instructions)
         if state is not job_events.JobState.ENDED and any(
             isinstance(each, events.Discard) for each in instructions
@@ -652,7 +664,7 @@ class JobCheckpoints:
             self._handle(ask(number))
 
     def _handle(self, event: events.CheckpointEvent) -> None:
-        self._carry_out_all(self._rules.handle(event, system_now()))
+        self._carry_out_all(self._coordinator.handle(event, system_now()))
 
     def _carry_out_all(self, instructions: list[events.CheckpointInstruction]) -> None:
         for instruction in instructions:
@@ -664,7 +676,7 @@ class JobCheckpoints:
                 if barrier.final:
                     # What came back behind it would be in no checkpoint.
                     self._letters.ending()
-                self._parts.readers.under_way(self._rules.in_progress)
+                self._parts.readers.under_way(self._coordinator.in_progress)
                 for slot in self._source_slots:
                     self._tell(slot, messages.TriggerCheckpoint(barrier))
             case events.Publish(checkpoint, location):
@@ -672,14 +684,16 @@ class JobCheckpoints:
             case events.CommitSinks(checkpoint):
                 self._io.commit(checkpoint)
             case events.NotifyCompleted(number):
-                known = next((each for each in self._rules.completed if each.checkpoint == number), None)
+                known = next(
+                    (each for each in self._coordinator.completed if each.checkpoint == number), None
+                )
                 read = 0 if known is None else sum(part.read or 0 for part in known.subtasks)
                 self._tell_all(messages.CheckpointCompleted(number, read))
                 # What those that were given up before had written was in this one.
                 self._given_up.completed(number)
                 if known is not None:
                     self._parts.readers.completed(known)
-                    self._letters.stands(known, self._rules.completed)
+                    self._letters.stands(known, self._coordinator.completed)
                     self._happened(job_events.CheckpointComplete(_condemned(known), read))
             case events.NotifyAborted(checkpoint, reason):
                 logger.info("checkpoint %d is given up: %s", checkpoint, reason)
@@ -689,11 +703,11 @@ class JobCheckpoints:
                     )
                 )
             case events.Discard(old):
-                self._io.discard(old, self._rules.completed)
-                self._letters.retained(self._rules.completed)
+                self._io.discard(old, self._coordinator.completed)
+                self._letters.retained(self._coordinator.completed)
             case events.DiscardParts(number, parts, location):
                 self._given_up.add(parts)
-                self._io.discard_parts(number, parts, self._rules.completed, location)
+                self._io.discard_parts(number, parts, self._coordinator.completed, location)
             case events.FailJob(reason, final):
                 self._happened(
                     job_events.RestartRequested(reason) if final is None else job_events.Broken(final)
@@ -703,7 +717,7 @@ class JobCheckpoints:
             case events.Answer():
                 self._requests.answer(instruction)
             case events.FinishTasks(drain):
-                latest = self._rules.completed[-1]
+                latest = self._coordinator.completed[-1]
                 self.stopped_with = latest if latest.kind == SnapshotKind.SAVEPOINT else None
                 self._happened(job_events.EndTasksRequested(drain))
 
@@ -721,7 +735,7 @@ class JobCheckpoints:
     def _restored(self, asked: job_events.PrepareRestore, checkpoint: Checkpoint | None) -> None:
         self._handle(events.TasksRestored(checkpoint))
         if checkpoint is not None:
-            self._letters.stands(checkpoint, self._rules.completed)
+            self._letters.stands(checkpoint, self._coordinator.completed)
         self._abort_given_up(asked.slots)
 
     def _later_handle(self, event: events.CheckpointEvent) -> None:

@@ -41,10 +41,7 @@ class GivenUp:
         ]
 
     def take(self, is_gone: Callable[[str, int], bool]) -> list[SubtaskSnapshot]:
-        """Return, and forget, the parts of subtasks that are gone (uid, number): they will not be committed.
-
-        Those of others go on, with what they wrote.
-        """
+        """Return, and forget, the parts of subtasks that are gone (uid, number): they will not be committed."""
         gone = [part for part in self._parts if is_gone(part.uid, part.subtask)]
         self._parts = [part for part in self._parts if not is_gone(part.uid, part.subtask)]
         return gone
@@ -125,10 +122,7 @@ class Committer:
     """
 
     def __init__(self, graph: JobGraph, key: bytes, *, allow_unknown: bool | tuple[str, ...] = False) -> None:
-        """``key`` is that of the slots' order.
-
-        ``allow_unknown``: messages of sinks that the graph has no more are dropped, with a warning; of those named.
-        """
+        """``key`` is that of the slots' order. ``allow_unknown``: of sinks that the graph lacks."""
         self._key = key
         self._allow_unknown = allow_unknown
         self._connectors = {
@@ -188,11 +182,10 @@ class Committer:
         self._held = {number: held for number, held in open_still.items() if held}
 
     def abort(self, subtasks: Iterable[SubtaskSnapshot]) -> None:
-        """Abort what no checkpoint holds, and none will: parts of checkpoints that were under way at a restart.
+        """Abort what no checkpoint holds, and none will: parts of those that were under way at a restart.
 
-        (What was written for one that was given up goes into the next one, unless its subtask starts again.) What
-        went through `uncommitted` is left alone (but for `never_published`), and what is committed. The subtask may
-        have aborted it itself. What a writer raises is logged.
+        What went through `uncommitted` is left alone (but for `never_published`), and what is committed. The subtask
+        may have aborted it itself. What a writer raises is logged.
         """
         held = set().union(*self._held.values())
         for sink, committables in self._by_sink(subtasks).items():

@@ -374,7 +374,6 @@ class Readmission:
         ]
 
     def done(self) -> None:
-        """What was asked for is done, `AskRequeued` aside."""
         match self._doing:
             case ConfirmLetters():
                 self._to_confirm = []
@@ -579,7 +578,6 @@ class JobLetters:
         return self._readmission.to_publish(self._outbox.to_publish(checkpoint))
 
     def stands(self, checkpoint: Checkpoint, retained: Collection[Checkpoint]) -> None:
-        """A checkpoint is complete, or was restored; see `retained`."""
         self._outbox.stands(checkpoint)
         self._readmission.stands(checkpoint)
         self.retained(retained)
@@ -596,7 +594,6 @@ class JobLetters:
         self._readmission.up(self._slots)
 
     def ending(self) -> None:
-        """The job comes to its end: nothing goes back into it any more."""
         self._readmission.ending()
 
     def tick(self) -> None:
@@ -627,10 +624,7 @@ class JobLetters:
         self._vertex.stop()
 
     def write_all(self, take_events: Callable[[], None], close_by_s: float | None) -> bool:
-        """The job is over: wait until all letters of its checkpoints are in files; returns whether they are.
-
-        Before that the checkpoints have to stay: nothing else has the letters.
-        """
+        """Wait until all letters of its checkpoints, which have to stay until then, are in files; whether they are."""
         self.ending()
 
         def are_written() -> bool:
@@ -763,7 +757,7 @@ class JobLetters:
         done: Callable[[T], None],
         failed: Callable[[FTLayerError], None],
     ) -> None:
-        """Have something done by a thread; what comes of it is heard in the job's thread."""
+        """What comes of it is heard in the job's thread."""
 
         def over(hear: Callable[[], None]) -> None:
             def heard() -> None:

@@ -28,8 +28,7 @@ from ftlayer.runtime.barrier_mode.driver.committing import Committer, resealed
 from ftlayer.runtime.barrier_mode.driver.letters import open_letters
 from ftlayer.runtime.barrier_mode.driver.restoring import edge_infos, goes_back, operator_infos, restores
 from ftlayer.runtime.barrier_mode.driver.rules.reader_checkpoints import ReaderCheckpoints
-from ftlayer.runtime.barrier_mode.overtaking import may_overtake
-from ftlayer.runtime.protocol.elements import CheckpointPlan
+from ftlayer.runtime.protocol.messages import CheckpointPlan, may_overtake
 from ftlayer.topology.job_graph import JobGraph
 
 LATEST = "latest"
@@ -43,10 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 def ended_before(name: str, config: CheckpointConfig | None, restore_from: str | None) -> JobResult | None:
-    """Return how a job has ended that is to go on where it was; None: there is something to do, or to begin.
-
-    Raises as `find_result`.
-    """
+    """Return how a job has ended that is to go on where it was; None: there is something to do, or to begin."""
     if config is None or restore_from != LATEST:
         return None
     return find_result(config, name)

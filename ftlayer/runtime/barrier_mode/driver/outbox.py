@@ -30,8 +30,6 @@ from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 
 @dataclass(frozen=True, slots=True)
 class WriteFile:
-    """Write this file, unless it is there."""
-
     batch: LetterBatch
 
 
@@ -44,8 +42,6 @@ class SendFile:
 
 @dataclass(frozen=True, slots=True)
 class EmptyFile:
-    """Take the letters out of this file; it stays."""
-
     name: str
 
 
@@ -107,8 +103,6 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Lane:
-    """Work of one kind: one thing at a time, with pauses behind failures."""
-
     doing: OutboxWork | None = None
     failures: int = 0
     not_before_ms: int = 0
@@ -126,7 +120,7 @@ def named_batches(checkpoint: Checkpoint) -> list[LetterBatch]:
 
 
 class LetterOutbox:
-    """See the module. What it returns of `work` is to be answered by `done` or `failed`, each once."""
+    """What it returns of `work` is to be answered by `done` or `failed`, each once."""
 
     def __init__(self, run: str, *, has_vertex: bool, files_stay: bool = True) -> None:
         """``run`` names this execution. ``files_stay`` False: another driver does not find this one's files."""
@@ -149,10 +143,7 @@ class LetterOutbox:
             self._entries[file.name] = _Entry(file.name, stage, file.letters, is_restorable=file.restorable)
 
     def to_publish(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Return a checkpoint as it is to be published.
-
-        Letters that an earlier one was the first to hold are left out, but those that no file holds yet are carried.
-        """
+        """Leave out letters that an earlier checkpoint was first to hold; carry those that no file holds yet."""
         parts = tuple(self._with_new_letters(part) for part in checkpoint.subtasks)
         carried = tuple(entry.batch for entry in self._entries.values() if entry.batch is not None)
         if checkpoint.kind == SnapshotKind.SAVEPOINT:
@@ -172,10 +163,7 @@ class LetterOutbox:
         self._knows_begin = True
 
     def retained(self, checkpoints: Iterable[Checkpoint]) -> None:
-        """Of this run the job may be restored from these alone, and from savepoints.
-
-        (What there is of other runs is looked at when the next driver begins: it may be a user's.)
-        """
+        """Of this run the job may be restored from these, and savepoints. (Other runs may be a user's.)"""
         names = {batch.name for each in checkpoints for batch in named_batches(each)}
         for entry in self._entries.values():
             if entry.name.startswith(f"{self._run}-") and not entry.is_lasting:
@@ -233,7 +221,6 @@ class LetterOutbox:
         return sum(entry.letters for entry in self._entries.values() if entry.stage <= last)
 
     def validate(self) -> None:
-        """Raise `AssertionError` if what is known does not fit together; for tests."""
         for entry in self._entries.values():
             assert (entry.batch is not None) == (entry.stage is _Stage.UNWRITTEN), f"{entry}"
             assert self._has_vertex or entry.stage not in (_Stage.KEPT, _Stage.EMPTY), f"{entry}"

@@ -118,7 +118,6 @@ def unclaimed(checkpoint: snapshots.Checkpoint, graph: JobGraph) -> dict[str, tu
 
 
 def _waited_at(part: snapshots.SubtaskSnapshot) -> set[str]:
-    """Return the operators at which records that wait in this part may enter."""
     tables = () if part.keyed is None else part.keyed.tables
     waits = {part.uid, *(table.operator for table in tables if table.name == WAITING_TABLE)}
     return waits if part.waiting else set()
@@ -295,12 +294,7 @@ class InFlightDealer:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The checkpoint that is restored.
-
-    Attributes:
-        by_slot: for every slot, with every subtask in it.
-        dropped: what no operator claims, as texts; () unless that is allowed.
-    """
+    """The checkpoint that is restored: every subtask, slot by slot, and ``dropped`` what no operator claims."""
 
     by_slot: dict[int, snapshots.Restore]
     dropped: tuple[str, ...]

@@ -20,7 +20,7 @@ from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError
 from ftlayer.functions.conversion import schema_text
 from ftlayer.records.partitioning import HashByKeyGroup, OutgoingRows
 from ftlayer.runtime.protocol.channel_frames import VERSION, ElementCodec, rows_in, version_of
-from ftlayer.runtime.protocol.elements import Batch
+from ftlayer.runtime.protocol.messages import Batch
 from ftlayer.runtime.slot.rules.outgoing import RemoteOutput
 from ftlayer.runtime.slot.rules.subtask import Seating
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph

@@ -37,7 +37,7 @@ from ftlayer.runtime.barrier_mode.task.chain_suspects import ChainSuspects
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode, Checkpointed, PendingSnapshot
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.protocol import messages
-from ftlayer.runtime.protocol.elements import CheckpointPlan
+from ftlayer.runtime.protocol.messages import CheckpointPlan
 from ftlayer.runtime.slot.black_box import SlotBox
 from ftlayer.runtime.slot.rules.events import Event, ModeInstruction, SnapshotOver
 from ftlayer.runtime.slot.rules.mode import SlotContext, SlotModeShell, SlotParts, misplaced

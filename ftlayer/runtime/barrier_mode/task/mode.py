@@ -34,7 +34,7 @@ from ftlayer.runtime.barrier_mode.task.failing import attempts as record_attempt
 from ftlayer.runtime.barrier_mode.task.failing.alone import RecordsAlone, ToChannels
 from ftlayer.runtime.connectors.offset_reader import partition_index
 from ftlayer.runtime.handler import Handler, NonFTHandler
-from ftlayer.runtime.protocol import elements
+from ftlayer.runtime.protocol import messages
 from ftlayer.runtime.protocol.messages import EndTasks
 from ftlayer.runtime.task.actions import (
     Action,
@@ -394,10 +394,10 @@ class RowsToSink(Outlet):
         self._attempts.ended(given, self._sink.write(given.payload, now.mono_ms).failures, now)
         return []
 
-    def mark(self, mark: elements.Watermark | elements.Idle | elements.EndOfStream) -> list[Action]:
+    def mark(self, mark: messages.Watermark | messages.Idle | messages.EndOfStream) -> list[Action]:
         return [*self._emitter.mark(mark)]
 
-    def marker(self, marker: elements.LatencyMarker, now: Now) -> list[Action]:
+    def marker(self, marker: messages.LatencyMarker, now: Now) -> list[Action]:
         self.latencies.came(marker, now)
         return []
 
@@ -576,9 +576,9 @@ class CheckpointedSourceTask:
             case SourceRows():
                 return self._read(event, now)
             case SourceOver():
-                return [*self._emitter.mark(elements.Watermark(elements.MAX_TIME_MS))]
+                return [*self._emitter.mark(messages.Watermark(messages.MAX_TIME_MS))]
             case EndTasks():
-                return [*self._emitter.mark(elements.EndOfStream()), TaskEnded()]
+                return [*self._emitter.mark(messages.EndOfStream()), TaskEnded()]
             case TaskStart() | TimeCame():
                 return []
             case _:

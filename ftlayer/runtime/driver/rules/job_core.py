@@ -23,6 +23,14 @@ from ftlayer.common.rules.restart import (
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import FTLayerError, JobStartError, SlotLostError, error_for_code
 from ftlayer.runtime.driver.rules import events
+from ftlayer.runtime.driver.rules.events import (
+    Crew,
+    SlotRecord,
+    never_works,
+    not_up,
+    reason_of,
+    with_spark_error,
+)
 from ftlayer.runtime.driver.rules.job_rules import (
     FailureNoted,
     JobMode,
@@ -33,14 +41,6 @@ from ftlayer.runtime.driver.rules.job_rules import (
     failed,
 )
 from ftlayer.runtime.driver.rules.job_status import IsolationStatus
-from ftlayer.runtime.driver.rules.slot_record import (
-    Crew,
-    SlotRecord,
-    never_works,
-    not_up,
-    reason_of,
-    with_spark_error,
-)
 from ftlayer.runtime.protocol import messages
 from ftlayer.vertex.calls.jobs import Incident
 
@@ -109,7 +109,6 @@ class Upkeep:
         self._fresh = copy.deepcopy(restart)
 
     def forgive(self) -> None:
-        """Begin the restart strategy afresh: the losses so far were a record's doing."""
         self._restart = copy.deepcopy(self._fresh)
 
     def works(self) -> None:
@@ -219,11 +218,6 @@ class JobCore(Generic[Own]):
 
     What an instance says that is not the connected one of its slot is not listened to. Each event changes what is
     known; then whatever has become possible is done, so that the order of events does not matter.
-
-    Attributes:
-        slots: what is known of each.
-        last_failure: as a text, "" for none yet.
-        incidents: what has happened.
     """
 
     def __init__(self, crew: Crew, options: TopologyOptions, mode: JobMode[Own]) -> None:

@@ -13,9 +13,8 @@ from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.loading import JobResult
 from ftlayer.common.rules.restart import RestartStrategy
 from ftlayer.errors import ConfigError, FTLayerError
-from ftlayer.runtime.driver.rules.events import Event, JobInstruction, JobState, Over, Said
+from ftlayer.runtime.driver.rules.events import Crew, Event, JobInstruction, JobState, Over, Said, SlotRecord
 from ftlayer.runtime.driver.rules.job_status import IsolationStatus
-from ftlayer.runtime.driver.rules.slot_record import Crew, SlotRecord
 from ftlayer.runtime.protocol.messages import FromSlot, ToSlot
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.vertex.calls import CheckpointDetails, CheckpointTotals, StreamStatus
@@ -31,7 +30,7 @@ class StopJob:
 
 @dataclass(frozen=True, slots=True)
 class FailureNoted:
-    """This is the job's last failure. ``again``: which restart comes of it, and when; "" for none that is counted.
+    """This is the job's last failure. ``again``: which counted restart comes of it, and when; "" for none.
 
     ``ended_itself``: it is how a slot's process has ended, which the slot's loss may have said.
     """
@@ -75,7 +74,6 @@ class JobMode(Generic[Own_co]):
     is_ending = False
 
     def __init__(self, crew: Crew, run: str) -> None:
-        """``run`` names the execution."""
         self._crew = crew
         self._run = run
 

@@ -13,8 +13,7 @@ from ftlayer.common.rules.circuit import CircuitState, CircuitStatus, together
 from ftlayer.common.rules.histogram import BATCH_BOUNDS, Histogram
 from ftlayer.common.rules.restart import restarts_text
 from ftlayer.records.beside import MISFITS
-from ftlayer.runtime.driver.rules.events import JobState
-from ftlayer.runtime.driver.rules.slot_record import SlotRecord
+from ftlayer.runtime.driver.rules.events import JobState, SlotRecord
 from ftlayer.runtime.protocol.messages import Heartbeat
 from ftlayer.vertex.calls import StreamStatus, jobs
 

@@ -65,7 +65,6 @@ class SplitPlanner:
     """
 
     def __init__(self, source: str, parallelism: int, *, keeps: bool = False) -> None:
-        """``keeps``: rows that are lost are read again."""
         self._source = source
         self._parallelism = parallelism
         self._keeps = keeps
@@ -93,10 +92,7 @@ class SplitPlanner:
     def open(
         self, planned: PlannedRange, progress: RangeProgress | None, kept: PlannedRange | None = None
     ) -> list[AssignSplits]:
-        """Open a range, the one before being complete; ``progress`` is what the vertex knows of it.
-
-        ``kept`` is the same range as it is assigned later on, if that differs.
-        """
+        """Open a range; ``progress`` is what the vertex knows of it, ``kept`` how it is assigned later on."""
         assert not self.reading, f"range {self.range} of {self._source!r} is still read"
         self.range = planned
         self._done = {split for split, payload in enumerate(planned.payloads) if not payload}
@@ -112,7 +108,7 @@ class SplitPlanner:
             self.kept.popleft()
 
     def slot_up(self, subtask: int, progress: Sequence[RangeProgress]) -> list[AssignSplits]:
-        """A new instance runs this subtask: it knows of no splits yet. ``progress`` is as `progress_of` returns it."""
+        """A new instance runs this subtask: it knows of no splits. ``progress`` is as of `progress_of`."""
         self._up.add(subtask)
         known = {each.range.number: each for each in progress}
         messages: list[AssignSplits] = []
@@ -219,8 +215,7 @@ class RangeKeeper(Generic[Own_contra]):
     def opened(self, planned: PlannedRange) -> None:
         """A new range is going to be read. Its payloads are what is kept of it: no rows that were read ahead."""
 
-    def moved(self, end: str) -> None:
-        """There is nothing to read up to ``end``."""
+    def moved(self, end: str) -> None: ...
 
     def passed(self, end: str) -> None:
         """All rows up to here are done, where they are read again."""
@@ -233,8 +228,7 @@ class RangeKeeper(Generic[Own_contra]):
         """
 
     @abstractmethod
-    def committed(self, end: str) -> None:
-        """The reader has committed up to here."""
+    def committed(self, end: str) -> None: ...
 
 
 class PositionKeeper(RangeKeeper[NoReturn]):
@@ -269,7 +263,6 @@ class KeptRanges:
     """What a mode has for one reader source.
 
     Attributes:
-        keeper: belongs to the source's planner.
         progress: returns how far the source was accepted, as `progress_of` does; may block, and raise.
         note: notes a range durably that is about to be opened, and forgets those below a number; may block, and raise.
             None where ranges need not be noted.
@@ -290,7 +283,7 @@ class ReaderCalls:
     """
 
     def __init__(self, source: str, opens: Callable[[], OffsetReader], key: bytes, kept: KeptRanges) -> None:
-        """``opens`` opens the reader of the source of this uid; ``key`` is the job's, to seal splits with."""
+        """``opens`` opens the source's reader; splits are sealed with ``key``."""
         self._source = source
         self._opens = opens
         self._key = key
@@ -336,7 +329,6 @@ class ReaderCalls:
         return planned, replace(planned, payloads=kept)
 
     def keep(self, planned: PlannedRange, first: int) -> None:
-        """Note durably that this range is opened; those below number ``first`` need not be noted any more."""
         assert self._kept.note is not None, "a mode whose rows are read again notes ranges"
         self._kept.note(planned, first)
 
@@ -431,8 +423,6 @@ class CallReader:
 
 @dataclass(frozen=True, slots=True)
 class TellBacklog:
-    """Say whether the source works off a backlog."""
-
     is_behind: bool
 
 

@@ -20,7 +20,7 @@ from ftlayer.errors import CodecError
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.handler import RecordIds
 from ftlayer.runtime.protocol.channel_frames import ElementCodec, decode_grants, is_limits
-from ftlayer.runtime.protocol.elements import Barrier, Batch
+from ftlayer.runtime.protocol.messages import Barrier, Batch
 from ftlayer.runtime.slot.rules import events
 from ftlayer.runtime.slot.rules.credit import MAX_WAIT_MS, Crediting
 from ftlayer.runtime.slot.rules.mode import ModeEvent, OpenRules, SlotParts

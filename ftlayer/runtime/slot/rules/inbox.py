@@ -13,7 +13,7 @@ from ftlayer.common.checks import fast_dataclass
 from ftlayer.config import TopologyOptions
 from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.runtime.handler import concat_record_ids
-from ftlayer.runtime.protocol.elements import Barrier, Batch, Element, RecordIds
+from ftlayer.runtime.protocol.messages import Barrier, Batch, Element, RecordIds
 from ftlayer.runtime.slot.rules.events import snapshot
 from ftlayer.topology.job_graph import Channel, JobGraph
 from ftlayer.topology.operators import IterationHead

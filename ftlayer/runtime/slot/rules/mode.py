@@ -16,7 +16,7 @@ from ftlayer.records.ids import U64Array
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.protocol import messages
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
-from ftlayer.runtime.protocol.elements import Barrier, Element, SlotOrder
+from ftlayer.runtime.protocol.messages import Barrier, Element, SlotOrder
 from ftlayer.runtime.slot.rules import events
 from ftlayer.runtime.slot.rules.credit import Crediting
 from ftlayer.runtime.slot.rules.outgoing import Outgoing

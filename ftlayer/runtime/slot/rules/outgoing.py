@@ -11,7 +11,7 @@ from ftlayer.checkpoint.barrier import Alignment, SnapshotKind
 from ftlayer.common.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.protocol import elements
+from ftlayer.runtime.protocol import messages
 from ftlayer.runtime.protocol.channel_frames import ElementCodec, roots_in, rows_in
 from ftlayer.runtime.slot.rules.credit import SendWindow
 from ftlayer.runtime.slot.rules.events import Transmit
@@ -28,7 +28,7 @@ class Output(Protocol):
     def has_room(self) -> bool:
         """Whether the task should produce more for it."""
 
-    def send(self, element: elements.Element, now_ms: int) -> None:
+    def send(self, element: messages.Element, now_ms: int) -> None:
         """Take an element, whether there is room or not."""
 
 
@@ -43,7 +43,7 @@ class LocalOutput:
     def has_room(self) -> bool:
         return self._inbox.has_room(self._channel)
 
-    def send(self, element: elements.Element, now_ms: int) -> None:
+    def send(self, element: messages.Element, now_ms: int) -> None:
         self._inbox.put(self._channel, element, 0)
 
 
@@ -51,7 +51,7 @@ class LocalOutput:
 class LateBarrier:
     """A barrier that waits in an output in its order, and overtakes what waits before it at ``due_ms`` (monotone)."""
 
-    barrier: elements.Barrier
+    barrier: messages.Barrier
     frame: bytes
     due_ms: int
 
@@ -75,9 +75,9 @@ class RemoteOutput:
         self._batch_rows = options.batch_rows
         self._frame_bytes = self._full = options.channel_bytes
         self.window = SendWindow(options.channel_bytes)
-        self._small: tuple[elements.Batch, ...] = ()  # replaced, never changed: another thread looks at it
+        self._small: tuple[messages.Batch, ...] = ()  # replaced, never changed: another thread looks at it
         self._small_rows = self._small_bytes = 0
-        self._mark: elements.Watermark | elements.Idle | elements.Splits | elements.EndOfStream | None = None
+        self._mark: messages.Watermark | messages.Idle | messages.Splits | messages.EndOfStream | None = None
 
     @property
     def has_room(self) -> bool:
@@ -87,10 +87,10 @@ class RemoteOutput:
     def is_empty(self) -> bool:
         return not self._small and self.window.is_empty
 
-    def send(self, element: elements.Element, now_ms: int) -> None:
-        if not isinstance(element, elements.Batch):
+    def send(self, element: messages.Element, now_ms: int) -> None:
+        if not isinstance(element, messages.Batch):
             self.flush()
-            if not isinstance(element, elements.Barrier | elements.CancelMarker | elements.LatencyMarker):
+            if not isinstance(element, messages.Barrier | messages.CancelMarker | messages.LatencyMarker):
                 self._mark = element
             self.window.put(self._codec.encode(self.channel, element))
             return
@@ -119,7 +119,7 @@ class RemoteOutput:
         self.window.limit = size
         self._frame_bytes = size if size >= self._full else size // LIMIT_FRAMES
 
-    def send_barrier(self, barrier: elements.Barrier, due_ms: int | None) -> None:
+    def send_barrier(self, barrier: messages.Barrier, due_ms: int | None) -> None:
         """Take a barrier that goes behind everything; it overtakes it at ``due_ms`` (see `overtake_late`)."""
         self.flush()
         frame = self._codec.encode(self.channel, barrier)
@@ -127,7 +127,7 @@ class RemoteOutput:
         if due_ms is not None:
             self.late.append(LateBarrier(barrier, frame, due_ms))
 
-    def overtake(self, barrier: elements.Barrier) -> tuple[bytes, ...]:
+    def overtake(self, barrier: messages.Barrier) -> tuple[bytes, ...]:
         """Take a barrier that goes ahead of everything; returns the frames with records that it overtakes."""
         self.flush()
         overtaken = _with_records(self.window.waiting())
@@ -167,7 +167,7 @@ class RemoteOutput:
         assert (self.waiting_since_ms is None) == (not self._small), "small batches wait for nothing"
         assert self.window.in_flight >= 0, f"{self.channel} has more credit than there is"
 
-    def _rows_at_most(self, batch: elements.Batch) -> int:
+    def _rows_at_most(self, batch: messages.Batch) -> int:
         """Return where to cut, so that frames are as small as a limit that was lowered wants them."""
         size = int(batch.payload.nbytes)
         if self._frame_bytes >= self._full or not size:
@@ -229,7 +229,7 @@ class Outgoing:
     def is_empty(self) -> bool:
         return all(output.is_empty for output in self._outputs.values())
 
-    def send(self, output: RemoteOutput, element: elements.Element, now_ms: int) -> list[Transmit]:
+    def send(self, output: RemoteOutput, element: messages.Element, now_ms: int) -> list[Transmit]:
         output.send(element, now_ms)
         if output.waiting_since_ms is None:
             self.aging.pop(output, None)
@@ -238,7 +238,7 @@ class Outgoing:
         return self._transmit(output)
 
     def send_barrier(
-        self, output: RemoteOutput, barrier: elements.Barrier, now: Now
+        self, output: RemoteOutput, barrier: messages.Barrier, now: Now
     ) -> tuple[list[Transmit], tuple[bytes, ...] | None]:
         """Send a barrier: an UNALIGNED one ahead of all that has not left, others behind it.
 

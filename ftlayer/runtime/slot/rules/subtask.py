@@ -13,7 +13,7 @@ from ftlayer.config import TopologyOptions
 from ftlayer.functions.token_bucket import TokenBucket
 from ftlayer.runtime.protocol import messages as durations
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS
+from ftlayer.runtime.protocol.messages import MAX_TIME_MS, MIN_TIME_MS
 from ftlayer.runtime.slot.rules.inbox import FeedbackOutput, Inbox, inbox_for
 from ftlayer.runtime.slot.rules.outgoing import LocalOutput, Output, RemoteOutput
 from ftlayer.runtime.task.chain_task import NO_FAILURES, ChainTask, FailureCounts

@@ -33,6 +33,7 @@ from ftlayer.runtime.driver.rules.events import (
     Broke,
     Condemn,
     Condemned,
+    Crew,
     Event,
     JobInstruction,
     JobState,
@@ -48,7 +49,6 @@ from ftlayer.runtime.driver.rules.events import (
 )
 from ftlayer.runtime.driver.rules.job_core import JobCore
 from ftlayer.runtime.driver.rules.job_status import IsolationStatus
-from ftlayer.runtime.driver.rules.slot_record import Crew
 from ftlayer.runtime.protocol.messages import (
     AllowReplays,
     Cancel,

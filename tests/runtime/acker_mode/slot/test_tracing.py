@@ -13,7 +13,7 @@ from ftlayer.records.traced import Sampler, attempt_span, record_span, trace_of
 from ftlayer.runtime.acker_mode.slot import rules as tracing
 from ftlayer.runtime.acker_mode.slot.rules import AckerTracer, FailCall, PersistCall
 from ftlayer.runtime.handler import RecordIds
-from ftlayer.runtime.protocol.elements import Batch
+from ftlayer.runtime.protocol.messages import Batch
 from ftlayer.runtime.slot.rules.events import RunTask
 from ftlayer.runtime.task.actions import ElementCame, Replayed, RowsPersisted, SourceOver, TimeCame
 from ftlayer.topology.job_graph import Channel

@@ -17,9 +17,10 @@ from ftlayer.records.partitioning import Broadcast, Custom, HashByKey
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
 from ftlayer.runtime.handler import FTHandler
-from ftlayer.runtime.protocol.elements import Batch, EndOfStream
 from ftlayer.runtime.protocol.messages import (
     AllowReplays,
+    Batch,
+    EndOfStream,
     EndReplays,
     LetOut,
     PauseIntake,

@@ -19,8 +19,7 @@ from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import PersistingSourceTask
 from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
 from ftlayer.runtime.handler import FTHandler
-from ftlayer.runtime.protocol.elements import Batch, LatencyMarker
-from ftlayer.runtime.protocol.messages import ReplayNow
+from ftlayer.runtime.protocol.messages import Batch, LatencyMarker, ReplayNow
 from ftlayer.runtime.task.actions import (
     Acknowledge,
     Action,

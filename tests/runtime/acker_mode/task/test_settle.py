@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ftlayer.records.failures import RowFailure
 from ftlayer.runtime.acker_mode.task.mode import Done, SettleQueue
-from ftlayer.runtime.protocol.elements import RecordIds
+from ftlayer.runtime.protocol.messages import RecordIds
 from ftlayer.runtime.task.contract import Settled
 
 

@@ -16,7 +16,7 @@ from ftlayer.records.partitioning import Broadcast, Forward, HashByKey
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import PersistingSourceTask
 from ftlayer.runtime.handler import FTHandler
-from ftlayer.runtime.protocol.elements import Batch, EndOfStream, LatencyMarker
+from ftlayer.runtime.protocol.messages import Batch, EndOfStream, LatencyMarker
 from ftlayer.runtime.task.actions import (
     Action,
     FailRoots,

@@ -9,7 +9,7 @@ from once_outside import Outside
 from once_world import World
 
 from ftlayer.checkpoint.barrier import SnapshotKind
-from ftlayer.runtime.connectors import committing_sink
+from ftlayer.runtime.connectors import sinks as committing_sink
 
 
 class Walk:

@@ -20,11 +20,10 @@ from ftlayer.checkpoint.options import CheckpointConfig, FailurePolicy, Retentio
 from ftlayer.checkpoint.snapshots import Committable, SubtaskSnapshot
 from ftlayer.common.rules.restart import NoRestart, RestartStrategy
 from ftlayer.config import TopologyOptions
+from ftlayer.runtime.barrier_mode.driver.checkpointing import BarrierDriver
 from ftlayer.runtime.barrier_mode.driver.opening import open_checkpoints
-from ftlayer.runtime.driver.job import Job
+from ftlayer.runtime.driver.job import Job, TopologyTelling
 from ftlayer.runtime.driver.job_thread import JobParts, JobThread
-from ftlayer.runtime.driver.reporting import TopologyTelling
-from ftlayer.runtime.environment import BarrierDriver
 from ftlayer.runtime.protocol.messages import (
     KEY_BYTES,
     AskStack,

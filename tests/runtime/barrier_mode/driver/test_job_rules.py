@@ -22,6 +22,7 @@ from ftlayer.runtime.driver.rules.events import (
     CancelRequested,
     CancelSlot,
     CheckpointComplete,
+    Crew,
     DrainRequested,
     EndTasksRequested,
     Event,
@@ -40,7 +41,6 @@ from ftlayer.runtime.driver.rules.events import (
     Tick,
 )
 from ftlayer.runtime.driver.rules.job_core import JobCore
-from ftlayer.runtime.driver.rules.slot_record import Crew
 from ftlayer.runtime.protocol.messages import (
     Cancel,
     Death,

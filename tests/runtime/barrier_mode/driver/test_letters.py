@@ -38,8 +38,8 @@ from ftlayer.runtime.barrier_mode.driver.letters import (
     open_letters,
     target_of,
 )
+from ftlayer.runtime.driver.rules.events import Crew
 from ftlayer.runtime.driver.rules.job_rules import JobContext
-from ftlayer.runtime.driver.rules.slot_record import Crew
 from ftlayer.runtime.protocol.messages import Readmit
 from ftlayer.state.snapshots.serializer import Serializer
 from ftlayer.topology.job_graph import LETTERS, JobEdge, JobGraph, JobVertex

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ftlayer import FailurePolicy
 from ftlayer.config import FTStatus
-from ftlayer.runtime.environment import LoopWatch
+from ftlayer.runtime.barrier_mode.driver.rules.job_rules import LoopWatch
 from ftlayer.runtime.protocol.messages import LoopWaits
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.job_graph_generator import job_graph

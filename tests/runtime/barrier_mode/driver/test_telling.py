@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from ftlayer.errors import ConfigError, UnsupportedError
-from ftlayer.runtime.driver.reporting import TopologyTelling
+from ftlayer.runtime.driver.job import TopologyTelling
 from ftlayer.runtime.protocol.messages import StackTaken, SubtaskDeclined
 from ftlayer.vertex.calls import AnnounceJob, JobOrder, JobPlan, OrderAction, PlanNode
 

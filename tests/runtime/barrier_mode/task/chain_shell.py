@@ -28,8 +28,7 @@ from ftlayer.functions.steps import Process
 from ftlayer.records.partitioning import HashByKeyGroup, Rebalance
 from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Watermark
-from ftlayer.runtime.protocol.messages import Readmit
+from ftlayer.runtime.protocol.messages import MAX_TIME_MS, Batch, Readmit, Watermark
 from ftlayer.runtime.task.actions import Action, ElementCame, Send, TaskStart, TimeCame
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import NO_SUSPECTS, Suspects

@@ -24,8 +24,7 @@ from ftlayer.functions.steps import CoProcess, Map, Process, Reduce
 from ftlayer.records.partitioning import Broadcast, Rebalance
 from ftlayer.runtime.barrier_mode.task.mode import LOOK_MS, BarrierTaskMode
 from ftlayer.runtime.connectors.offset_reader import pack_rows, partition_key
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, EndOfStream, Splits, Watermark
-from ftlayer.runtime.protocol.messages import EndTasks
+from ftlayer.runtime.protocol.messages import MAX_TIME_MS, EndOfStream, EndTasks, Splits, Watermark
 from ftlayer.runtime.task.actions import (
     ElementCame,
     HoldInput,

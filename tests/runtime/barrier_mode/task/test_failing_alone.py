@@ -19,8 +19,7 @@ from ftlayer.functions.current import current_record
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.records.ipc import as_stream
 from ftlayer.runtime.barrier_mode.task.failing.alone import LAST_PAUSE_MS, LOOK_MS
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Watermark
-from ftlayer.runtime.protocol.messages import DataEnded, Readmit
+from ftlayer.runtime.protocol.messages import MAX_TIME_MS, DataEnded, Readmit, Watermark
 from ftlayer.runtime.task.actions import HoldInput, Send
 
 

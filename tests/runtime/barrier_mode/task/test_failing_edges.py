@@ -24,8 +24,7 @@ from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Map, Process
 from ftlayer.runtime.barrier_mode.task.failing.alone import LAST_PAUSE_MS, LOOK_MS
 from ftlayer.runtime.barrier_mode.task.failing.attempts import WAITING_TABLE, RowPacker
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, EndOfStream, Watermark
-from ftlayer.runtime.protocol.messages import DataEnded
+from ftlayer.runtime.protocol.messages import MAX_TIME_MS, DataEnded, EndOfStream, Watermark
 from ftlayer.runtime.task.actions import ElementCame, HoldInput, Send
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.opening import open_backend

@@ -50,8 +50,7 @@ from ftlayer.records.traced import KeySelector
 from ftlayer.runtime.barrier_mode.task.failing.attempts import WaitingRecord, WaitingRecords
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
 from ftlayer.runtime.connectors.sinks import open_sink
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Watermark
-from ftlayer.runtime.protocol.messages import unseal
+from ftlayer.runtime.protocol.messages import MAX_TIME_MS, Batch, Watermark, unseal
 from ftlayer.runtime.task.actions import Action, ElementCame, Send, TaskStart, TimeCame
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import NO_SUSPECTS

@@ -13,7 +13,7 @@ from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.common.clock import Now
 from ftlayer.runtime.barrier_mode.driver.letters import target_of
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode, shown
-from ftlayer.runtime.protocol.elements import Batch
+from ftlayer.runtime.protocol.messages import Batch
 from ftlayer.runtime.task.actions import Action, ElementCame, Send, SourceRows, TaskStart, TimeCame
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import NO_SUSPECTS

@@ -27,15 +27,14 @@ from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.common.clock import Now
 from ftlayer.common.rules.restart import FixedDelay
 from ftlayer.config import TopologyOptions
+from ftlayer.runtime.barrier_mode.driver.checkpointing import BarrierDriver
 from ftlayer.runtime.barrier_mode.driver.opening import open_checkpoints
 from ftlayer.runtime.barrier_mode.slot.shell import BarrierSlotFactory
 from ftlayer.runtime.driver import job_thread
 from ftlayer.runtime.driver.planners import Planners
 from ftlayer.runtime.driver.rules.events import JobState, Over
 from ftlayer.runtime.driver.rules.job_rules import JobContext
-from ftlayer.runtime.environment import BarrierDriver
-from ftlayer.runtime.protocol.elements import SlotOrder
-from ftlayer.runtime.protocol.messages import KEY_BYTES
+from ftlayer.runtime.protocol.messages import KEY_BYTES, SlotOrder
 from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.transport.flight_connection import Endpoint
 

@@ -289,7 +289,7 @@ class Run:
     def _check_life(self) -> None:
         """Of a driver that has come to its end well."""
         world, driver = self.world, self.world.driver
-        counts = driver.checkpoints.counts
+        counts = driver.checkpoints.checkpoint_counts
         assert counts.in_progress == 0
         assert counts.triggered == counts.completed + counts.failed == len(driver.triggered), counts
         assert driver.triggered == sorted(set(driver.triggered))

@@ -8,10 +8,9 @@ from typing import Any
 import pyarrow as pa
 from barrier_faults import kill_others
 
-from ftlayer.runtime.connectors.lane import SplitProgress
+from ftlayer.runtime.connectors.lane import RowMaker, SparkRowMaker, SplitProgress
 from ftlayer.runtime.connectors.offset_reader import pack_rows, partition_key, unpack_rows
 from ftlayer.runtime.connectors.readers import SplitReader
-from ftlayer.runtime.connectors.rows import RowMaker, SparkRowMaker
 from ftlayer.runtime.task.actions import SourceRows
 from ftlayer.vertex.calls import SourcePosition
 

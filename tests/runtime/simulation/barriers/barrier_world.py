@@ -238,7 +238,7 @@ class World:
         lines = [
             f"seed's moves {dict(self.moves_made)}",
             f"job {job.state}, last failure {job.core.last_failure!r}, restarts {job.core.restarts}",
-            f"checkpoints {self.driver.checkpoints.counts}, under way {self.driver.rules.in_progress}",
+            f"checkpoints {self.driver.checkpoints.checkpoint_counts}, under way {self.driver.rules.in_progress}",
         ]
         for process in self.processes:
             core = process.instance.core

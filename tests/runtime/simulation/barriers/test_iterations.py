@@ -210,7 +210,7 @@ def test_nothing_fails(loops: Any, mode: str, parallelism: int, name: str) -> No
     run = loops.Run(loops.Plan(name, parallelism, parallelism=parallelism, config=config, count=30)).run()
     assert run.case.checked
     assert not run.case.lost
-    assert run.world.driver.checkpoints.counts.completed > 3
+    assert run.world.driver.checkpoints.checkpoint_counts.completed > 3
 
 
 @every_other("act, mode", ACTS, MODES)

@@ -22,7 +22,6 @@ from ftlayer.config import FTStatus, TopologyOptions, VertexOptions
 from ftlayer.errors import ProtocolError
 from ftlayer.runtime.acker_mode.slot.rules import AckerSlotFactory
 from ftlayer.runtime.driver.control_server import ControlServer
-from ftlayer.runtime.protocol.elements import SlotOrder
 from ftlayer.runtime.protocol.messages import (
     END_TO_END,
     Cancel,
@@ -38,6 +37,7 @@ from ftlayer.runtime.protocol.messages import (
     ReplayNow,
     SlotEnded,
     SlotFailed,
+    SlotOrder,
     StopSources,
     ToSlot,
     histograms_of,

@@ -21,6 +21,15 @@ from ftlayer.runtime.acker_mode.driver.rules.isolation import (
     Tell,
 )
 from ftlayer.runtime.driver.rules import events
+from ftlayer.runtime.driver.rules.events import (
+    SOON_MS,
+    SUSPICIOUS_LOSSES,
+    Crew,
+    SlotRecord,
+    conviction,
+    died,
+    given_up,
+)
 from ftlayer.runtime.driver.rules.job_rules import (
     DriverMode,
     FailureNoted,
@@ -31,15 +40,6 @@ from ftlayer.runtime.driver.rules.job_rules import (
     StopJob,
 )
 from ftlayer.runtime.driver.rules.job_status import IsolationStatus
-from ftlayer.runtime.driver.rules.slot_record import (
-    SOON_MS,
-    SUSPICIOUS_LOSSES,
-    Crew,
-    SlotRecord,
-    conviction,
-    died,
-    given_up,
-)
 from ftlayer.runtime.protocol import messages
 from ftlayer.vertex.calls import StreamOptions, StreamStatus, StreamStatusCall
 
@@ -120,7 +120,6 @@ class GroupSettled:
         self._pending, self._since_ms = -1, 0
 
     def __call__(self, status: StreamStatus, now_ms: int) -> bool:
-        """Take what the vertex says while no slot has anything to do."""
         if status.pending != self._pending:
             self._pending, self._since_ms = status.pending, now_ms
         return not status.pending or now_ms - self._since_ms >= HELD_MS
@@ -159,10 +158,7 @@ class EndDetection:
         self._first_round: dict[int, int] = {}
 
     def restart(self, is_empty: Callable[[StreamStatus, int], bool] = drained) -> None:
-        """Begin again: a slot was lost or has begun afresh, or something else is to be found out.
-
-        ``is_empty(status, now_ms)`` says whether the vertex has nothing any more that matters.
-        """
+        """Begin again: a slot was lost, or ``is_empty`` of the vertex is to be found out."""
         self._phase = _EndPhase.WATCHING
         self._is_empty = is_empty
 
@@ -220,7 +216,6 @@ class Recalls:
     """
 
     def __init__(self, timeout_ms: int) -> None:
-        """``timeout_ms``: nothing that is pending times out before."""
         self._number = 0
         # As often as slots touch what they hold.
         self._every_ms = max(1, timeout_ms // 3)
@@ -230,7 +225,6 @@ class Recalls:
         self._meanwhile_ms = 0
 
     def forget(self) -> None:
-        """More may have to be recalled since."""
         self.is_done = self._asked = False
 
     def ask(self) -> list[events.RecallStreams]:
@@ -263,10 +257,8 @@ _Instructions: TypeAlias = Sequence[ModeInstruction[events.AckerInstruction]]
 
 
 class Suspicion:
-    """Counts losses that follow each other, and lets replays in by groups once there are too many.
-
-    Not to be told of anything any more once the job stops.
-    """
+    """Counts losses that follow each other, and lets replays in by groups once there are too many. Not for a job that
+    stops."""
 
     def __init__(
         self, replays: Sequence[ReplayInput], crew: Crew, recalls: Recalls, detection: EndDetection
@@ -388,8 +380,7 @@ class AckerJob(JobMode[events.AckerInstruction]):
     ) -> None:
         """``restart`` says when the process of a slot that is lost is replaced.
 
-        ``replays`` are all inputs by which the vertex lets records in again. ``timeout_ms``: no record times out
-        before.
+        ``replays`` are all inputs by which the vertex lets records in again; none times out before ``timeout_ms``.
         """
         super().__init__(crew, run)
         self.slot_restart = restart

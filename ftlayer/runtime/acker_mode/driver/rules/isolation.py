@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from ftlayer.runtime.driver.rules.events import SOON_MS
 from ftlayer.runtime.driver.rules.job_status import IsolationStatus
-from ftlayer.runtime.driver.rules.slot_record import SOON_MS
 from ftlayer.runtime.protocol.messages import AllowReplays, LetOut, ReplaysOut
 
 FACTOR = 8
@@ -104,8 +104,7 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
-class RecallAll:
-    """Nothing moves: have the vertex recall what is pending."""
+class RecallAll: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +168,6 @@ class Isolation:
 
     @property
     def waits_for_rest(self) -> bool:
-        """Whether it is time to look whether anything moves."""
         return self._phase in (_IsolationPhase.CALMING, _IsolationPhase.OUT)
 
     @property
@@ -247,7 +245,6 @@ class Isolation:
         return []
 
     def took(self, report: ReplaysOut, now_ms: int) -> list[Step]:
-        """An input has taken what it was allowed to, or what there was."""
         if self._phase is not _IsolationPhase.TAKING or report.group != self._group:
             return []
         source = self._inputs[self._asked]

@@ -29,12 +29,21 @@ from ftlayer.common.rules.restart import (
 )
 from ftlayer.errors import SlotLostError, error_for_code
 from ftlayer.runtime.driver.rules import events
+from ftlayer.runtime.driver.rules.events import Crew, SlotRecord, convicted_by_deaths, died
 from ftlayer.runtime.driver.rules.job_rules import FailureNoted, JobMode, ModeInstruction, StopJob, failed
 from ftlayer.runtime.driver.rules.job_status import IsolationStatus
-from ftlayer.runtime.driver.rules.slot_record import Crew, SlotRecord, convicted_by_deaths, died
-from ftlayer.runtime.protocol.messages import Conviction, Death, Deploy, EndTasks, FromSlot, Hello, ResetTasks
+from ftlayer.runtime.protocol.messages import (
+    Conviction,
+    Death,
+    Deploy,
+    EndTasks,
+    FromSlot,
+    Hello,
+    LoopWaits,
+    ResetTasks,
+)
 from ftlayer.topology.job_graph import JobGraph
-from ftlayer.topology.operators import ReaderSource, Source
+from ftlayer.topology.operators import IterationHead, ReaderSource, Source
 
 MOST_EXCUSED = 8
 """So many losses in a search without a conviction are excused."""
@@ -388,3 +397,34 @@ def regions_of(graph: JobGraph) -> tuple[frozenset[int], ...]:
     for slot in range(graph.slots):
         found.setdefault(find(slot), set()).add(slot)
     return tuple(frozenset(slots) for _, slots in sorted(found.items()))
+
+
+class LoopWatch:
+    """The loops of a job in which records may wait for another attempt.
+
+    A head sees what its own slot holds of its loop. The driver knows by heartbeats what the others do, and tells it.
+    """
+
+    def __init__(self, graph: JobGraph) -> None:
+        self._loops: dict[str, set[str]] = {}
+        self._slots: dict[str, list[int]] = {}
+        self._told: set[tuple[int, str]] = set()  # slots that were told that records wait
+        for vertex in graph.vertices:
+            if isinstance(vertex.operators[0], IterationHead):
+                chains = graph.loop_of(vertex.uid)
+                self._loops[vertex.uid] = {uid for uid in chains if graph.vertex(uid).failures is not None}
+                subtasks = range(vertex.parallelism)
+                self._slots[vertex.uid] = [graph.slot_of(vertex.uid, subtask) for subtask in subtasks]
+
+    def waits_in(self, chains: Collection[str]) -> list[tuple[int, LoopWaits]]:
+        """Records wait in these chains, and in no others; return whom to tell what."""
+        messages: list[tuple[int, LoopWaits]] = []
+        for head, loop in self._loops.items():
+            waits = not loop.isdisjoint(chains)
+            changed = [slot for slot in self._slots[head] if ((slot, head) in self._told) != waits]
+            messages += [(slot, LoopWaits(head, waits)) for slot in changed]
+            self._told ^= {(slot, head) for slot in changed}
+        return messages
+
+    def began(self, slots: Collection[int]) -> None:
+        self._told = {(slot, head) for slot, head in self._told if slot not in slots}

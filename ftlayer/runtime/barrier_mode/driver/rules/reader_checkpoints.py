@@ -124,17 +124,14 @@ class RangeLog:
         return self._book
 
     def opened(self, planned: PlannedRange) -> None:
-        """A range is going to be read. Its payloads are what a checkpoint will hold of it."""
         assert self._book is not None
         self._book = Captured(planned.end, planned.number, (*self._book.ranges, planned))
 
     def moved(self, at: str) -> None:
-        """There is nothing to read up to ``at``."""
         assert self._book is not None
         self._book = replace(self._book, at=at)
 
     def forget_below(self, number: int) -> None:
-        """All checkpoints that can still be captured have read the ranges of lower numbers to their end."""
         assert self._book is not None
         if self._book.ranges and self._book.ranges[0].number < number:
             ranges = tuple(planned for planned in self._book.ranges if planned.number >= number)
@@ -232,7 +229,6 @@ class LogKeeper(RangeKeeper[LogEvent]):
         self._needed: dict[int, int] = {}
 
     def capture(self, positions: Mapping[str, bytes]) -> bytes:
-        """Return what a checkpoint under way has beside these positions; b"" before the source begins. Any thread."""
         captured = self._log.capture(positions)
         return b"" if captured is None else captured.pack()
 

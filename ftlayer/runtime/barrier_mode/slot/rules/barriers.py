@@ -16,11 +16,16 @@ from ftlayer.checkpoint.barrier import Alignment, Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import SnapshotTimes
 from ftlayer.common.clock import Now
-from ftlayer.runtime.barrier_mode.overtaking import may_overtake
 from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel
 from ftlayer.runtime.barrier_mode.task.mode import Checkpointed, PendingSnapshot
-from ftlayer.runtime.protocol.elements import Batch, CancelMarker, Element, EndOfStream
-from ftlayer.runtime.protocol.messages import EndTasks
+from ftlayer.runtime.protocol.messages import (
+    Batch,
+    CancelMarker,
+    Element,
+    EndOfStream,
+    EndTasks,
+    may_overtake,
+)
 from ftlayer.runtime.slot.rules.events import ModeInstruction, ModeWork, RunTask, SlotInstruction, Transmit
 from ftlayer.runtime.slot.rules.inbox import FeedbackOutput, HeadInbox
 from ftlayer.runtime.slot.rules.mode import SlotParts

@@ -10,7 +10,7 @@ from ftlayer.common.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.runtime.barrier_mode.slot.rules import barriers
 from ftlayer.runtime.protocol import messages
-from ftlayer.runtime.protocol.elements import Barrier, Element
+from ftlayer.runtime.protocol.messages import Barrier, Element
 from ftlayer.runtime.slot.rules import events, mode
 from ftlayer.runtime.slot.rules.credit import Crediting
 from ftlayer.runtime.slot.rules.outgoing import LIMIT_FRAMES

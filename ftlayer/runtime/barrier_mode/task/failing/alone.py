@@ -21,7 +21,7 @@ from ftlayer.functions.current import UNTRACKED, Known, Tries
 from ftlayer.functions.undo import LateFailure, UndoLog, in_pieces
 from ftlayer.records.ids import pack_tries
 from ftlayer.runtime.barrier_mode.task.failing import attempts as record_attempts
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Idle, Watermark
+from ftlayer.runtime.protocol.messages import MAX_TIME_MS, Batch, Idle, Watermark
 from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.chain_task import ChainRows, FailureCounts
 from ftlayer.runtime.task.contract import Suspects

@@ -32,8 +32,16 @@ from ftlayer.runtime.barrier_mode.slot.rules.barriers import (
 )
 from ftlayer.runtime.barrier_mode.slot.rules.slot_half import BarrierSlot
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element, EndOfStream, Watermark
-from ftlayer.runtime.protocol.messages import CheckpointAborted, EndTasks, TriggerCheckpoint
+from ftlayer.runtime.protocol.messages import (
+    MAX_TIME_MS,
+    Batch,
+    CheckpointAborted,
+    Element,
+    EndOfStream,
+    EndTasks,
+    TriggerCheckpoint,
+    Watermark,
+)
 from ftlayer.runtime.slot.rules.events import ModeInstruction
 from ftlayer.runtime.task.actions import (
     Action,

@@ -12,8 +12,10 @@ from ftlayer.common.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
 from ftlayer.runtime.protocol.channel_frames import ElementCodec, decode_grants
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, CancelMarker
 from ftlayer.runtime.protocol.messages import (
+    MAX_TIME_MS,
+    Batch,
+    CancelMarker,
     CheckpointAborted,
     CheckpointCompleted,
     EndTasks,

@@ -17,7 +17,7 @@ from ftlayer.errors import FTLayerError, IncompatibleCheckpointError
 from ftlayer.records.partitioning import OutgoingRows, Rebalance
 from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel, read_batches
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
-from ftlayer.runtime.protocol.elements import Batch
+from ftlayer.runtime.protocol.messages import Batch
 from ftlayer.runtime.task.actions import SourceRows
 from ftlayer.topology.job_graph import Channel, JobEdge
 
