@@ -585,8 +585,8 @@ def _check_metrics(options: TopologyOptions, layer: FTLayer | None, board: FTLay
     for name, served in (("metrics_port", "--metrics-port"), ("otlp_endpoint", "--otlp")):
         if getattr(options, name) is not None and told_by_vertex:
             raise ConfigError(
-                f"options: {name}: the vertex tells of this topology; give it to FTLayer.embedded({name}=…), or ftlayer
-                " f"serve {served}"
+                f"options: {name}: the vertex tells of this topology; give it to FTLayer.embedded({name}=…), or "
+                f"ftlayer serve {served}"
             )
 
 

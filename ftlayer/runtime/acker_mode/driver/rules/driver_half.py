@@ -257,8 +257,7 @@ _Instructions: TypeAlias = Sequence[ModeInstruction[events.AckerInstruction]]
 
 
 class Suspicion:
-    """Counts losses that follow each other, and lets replays in by groups once there are too many. Not for a job that
-    stops."""
+    """Counts losses that follow each other; behind too many, replays come in by groups. Not for a job that stops."""
 
     def __init__(
         self, replays: Sequence[ReplayInput], crew: Crew, recalls: Recalls, detection: EndDetection
