@@ -557,9 +557,7 @@ _VERSION = typer.Option(
 
 
 @app.callback()
-def options(
-    version: Annotated[bool, _VERSION] = False,
-) -> None:
+def options(version: Annotated[bool, _VERSION] = False) -> None:
     """Options of the command itself."""
 
 

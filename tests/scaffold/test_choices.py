@@ -4,14 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ftlayer.cli.new import (
-    Choices,
-    ProjectKind,
-    ProjectMode,
-    ProjectSink,
-    ProjectSource,
-    name_of,
-)
+from ftlayer.cli.new import Choices, ProjectKind, ProjectMode, ProjectSink, ProjectSource, name_of
 from ftlayer.errors import ConfigError
 
 

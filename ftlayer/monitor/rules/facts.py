@@ -314,10 +314,7 @@ def explained_facts(root: int, found: Explanation | None) -> Facts:
 
 
 def audit_facts(entry: calls.AuditEntry) -> Facts:
-    return {
-        "at": iso(entry.at_ms),
-        **_same(entry, "who", "what", "which", "count", "outcome"),
-    }
+    return {"at": iso(entry.at_ms), **_same(entry, "who", "what", "which", "count", "outcome")}
 
 
 def plan_facts(job: calls.JobDetails) -> Facts:

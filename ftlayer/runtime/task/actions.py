@@ -8,8 +8,8 @@ from ftlayer.common.checks import fast_dataclass
 from ftlayer.errors import ProtocolError
 from ftlayer.records.ids import I64Array, U64Array
 from ftlayer.runtime.protocol import messages
-from ftlayer.runtime.protocol.messages import Element, Splits
 from ftlayer.runtime.protocol.messages import DataEnded as DataEnded
+from ftlayer.runtime.protocol.messages import Element, Splits
 from ftlayer.runtime.protocol.messages import ReplaysOut as ReplaysOut
 from ftlayer.topology.job_graph import Channel
 from ftlayer.vertex import calls
