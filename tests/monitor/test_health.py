@@ -256,10 +256,7 @@ def test_how_many_letters_came_lately_is_said_as_far_as_it_is_known(made: Any) -
         ({"groups": (made.group(count=1),)}, "1 record"),
         ({"groups": (made.group(), made.group(operator="trim", count=3))}, "15 records"),
         # How many of a group's letters came lately is not known where it began before.
-        (
-            {"groups": (made.group(first_seen_ms=old), made.group(operator="trim"))},
-            "at least 13 records",
-        ),
+        ({"groups": (made.group(first_seen_ms=old), made.group(operator="trim"))}, "at least 13 records"),
         ({"groups": (made.group(first_seen_ms=old),), "died_lately": 7}, "7 records"),
     ]
     for fields, said in cases:

@@ -17,8 +17,7 @@ from ftlayer.functions.failures import raise_signalled
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.handler import Handler
 from ftlayer.runtime.protocol import messages
-from ftlayer.runtime.protocol.messages import Batch, Idle, Watermark
-from ftlayer.runtime.protocol.messages import Readmit
+from ftlayer.runtime.protocol.messages import Batch, Idle, Readmit, Watermark
 from ftlayer.runtime.task.actions import (
     Action,
     ChannelReset,

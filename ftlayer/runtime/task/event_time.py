@@ -431,8 +431,8 @@ class WatermarkGenerator:
         for part in self._may_rest:
             self._combined.end(part)
 
-    def mark(self, mono_ms: int) -> elements.Watermark | elements.Idle | None:
-        if self._idle_ms is not None and mono_ms >= self._due_ms and self.time_ms != elements.MAX_TIME_MS:
+    def mark(self, mono_ms: int) -> messages.Watermark | messages.Idle | None:
+        if self._idle_ms is not None and mono_ms >= self._due_ms and self.time_ms != messages.MAX_TIME_MS:
             self._find_idle(mono_ms, self._idle_ms)
         return self._combined.news()
 

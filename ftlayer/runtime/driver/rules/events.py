@@ -34,6 +34,7 @@ class JobState(StrEnum):
 
     @property
     def is_final(self) -> bool:
+        """Whether nothing comes after it."""
         return self in (JobState.ENDED, JobState.CANCELLED, JobState.FAILED)
 
     @property
