@@ -4,7 +4,7 @@
 
 #include "native.h"
 
-/* ftlayer.functions.values.ATOMS */
+/* ftlayer.functions.keyed.ATOMS */
 static inline int is_atom(PyObject *value) {
     return PyLong_CheckExact(value) || PyUnicode_CheckExact(value) || PyFloat_CheckExact(value) || value == Py_None ||
            PyBool_Check(value) || PyBytes_CheckExact(value);
