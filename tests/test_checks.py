@@ -26,6 +26,7 @@ from ftlayer.common import checks
 from ftlayer.common.checks import LONGEST_MS, check_known, duration_ms, wait_seconds
 from ftlayer.common.rules import restart
 from ftlayer.errors import ConfigError
+from ftlayer.functions.retry_rules import RetryRules
 from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.tracked import TrackedStream
@@ -65,7 +66,9 @@ def option_classes() -> list[type]:
         found |= {
             one for one in vars(module).values() if isinstance(one, type) and dataclasses.is_dataclass(one)
         }
-    return sorted(found - {restart.NoRestart, restart.Retry, Address}, key=lambda one: one.__name__)
+    return sorted(
+        found - {restart.NoRestart, restart.Retry, Address, RetryRules}, key=lambda one: one.__name__
+    )
 
 
 TAKERS: list[Callable[..., Any]] = [
