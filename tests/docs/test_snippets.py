@@ -324,6 +324,10 @@ def test_the_reference_has_every_public_name(owner: type) -> None:
             assert re.search(rf"`[^`]*\b{name}\b[^`]*`", text), f"{owner.__name__}.{name}"
 
 
+COMMON = ("uid", "parallelism", "on_failure", "retry_on", "dead_on", "max_failing", "extra_keys")
+"""What ``…`` stands for in the reference of topologies."""
+
+
 def signatures_of(method: Any) -> list[str]:
     """Return what a method may be called with, without spaces: of it and each overload, with its options by name."""
     options = [
@@ -356,10 +360,12 @@ def signatures_of(method: Any) -> list[str]:
 )
 def test_signatures(owner: type, name: str, heading: str) -> None:
     checked = 0
+    common = ", ".join(f"{each}=None" for each in COMMON)
     for span in re.findall(r"`(\w+\([^`]*\))`", section(page(f"docs/reference/{name}.md"), heading)):
         name, arguments = span.split("(", 1)
         if not callable(getattr(owner, name, None)) or name == "put":
             continue
+        arguments = arguments.replace("…", common)
         wanted = ast.unparse(ast.parse(f"def f({arguments}: ...").body[0].args)  # type: ignore[attr-defined]
         assert wanted.replace(" ", "") in signatures_of(getattr(owner, name)), name
         checked += 1
@@ -373,7 +379,8 @@ def test_signatures(owner: type, name: str, heading: str) -> None:
 def test_other_signatures(owner: Any, call: str) -> None:
     span = re.search(rf"`{re.escape(call)}\(([^`]*)\)`", page("docs/reference/topologies.md"))
     assert span is not None
-    wanted = ast.unparse(ast.parse(f"def f({span[1]}): ...").body[0].args)  # type: ignore[attr-defined]
+    given = span[1].replace("…", ", ".join(f"{each}=None" for each in COMMON))
+    wanted = ast.unparse(ast.parse(f"def f({given}): ...").body[0].args)  # type: ignore[attr-defined]
     parameters = inspect.signature(owner).parameters.values()
     shown = [each.replace(annotation=inspect.Parameter.empty) for each in parameters if each.name != "self"]
     assert wanted.replace(" ", "") == str(inspect.Signature(shown))[1:-1].replace(" ", "")
