@@ -311,9 +311,12 @@ class LocalFiles:
             sync_directory(target.parent)
 
     def put_new(self, path: str, data: bytes) -> bool:
-        return self.publish_new(path, data, 0o600)
+        return self._put_new(path, data, 0o600)
 
-    def publish_new(self, path: str, data: bytes, mode: int = 0o666) -> bool:
+    def publish_new(self, path: str, data: bytes) -> bool:
+        return self._put_new(path, data, 0o666)
+
+    def _put_new(self, path: str, data: bytes, mode: int) -> bool:
         target = self._root / path
         with storage_errors(self.url, path, "written"):
             if target.exists():

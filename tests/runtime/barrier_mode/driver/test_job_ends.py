@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from ftlayer.checkpoint.options import CheckpointConfig, FailurePolicy, Retention
-from ftlayer.checkpoint.storage import opening
+from ftlayer.checkpoint.storage import loading, opening
 from ftlayer.checkpoint.storage.files import LocalFiles
 from ftlayer.checkpoint.storage.keys import Ownership, Signer, key_of, packed_key
 from ftlayer.checkpoint.storage.layout import OWNERS, checkpoint_number, last_name, pieces_directory
@@ -237,7 +237,7 @@ def test_what_a_driver_removes_while_another_one_looks_is_not_missed(
     play.MAY_COMMIT.set()
     first = play.Played(tmp_path)
     first.job.checkpoint(play.WAIT_S)
-    found = opening.find_checkpoints
+    found = loading.find_checkpoints
     listed: list[str] = []
 
     def outdated(url: str) -> list[str]:
@@ -246,7 +246,7 @@ def test_what_a_driver_removes_while_another_one_looks_is_not_missed(
             pass
         return listed
 
-    monkeypatch.setattr(opening, "find_checkpoints", outdated)
+    monkeypatch.setattr(loading, "find_checkpoints", outdated)
     second = play.Played(tmp_path, run="played-2", restore_from=LATEST)
     monkeypatch.undo()
     until_s = play.WAIT_S
@@ -261,14 +261,14 @@ def test_a_job_that_ends_while_another_driver_looks_is_not_begun_anew(
 ) -> None:
     play.MAY_COMMIT.set()
     first = play.Played(tmp_path, bounded=True, starts=False)
-    found = opening.find_checkpoints
+    found = loading.find_checkpoints
 
     def outdated(url: str) -> list[str]:
         first.start_tasks()
         assert first.job.wait(play.WAIT_S)
         return found(url)
 
-    monkeypatch.setattr(opening, "find_checkpoints", outdated)
+    monkeypatch.setattr(loading, "find_checkpoints", outdated)
     with pytest.raises(CheckpointError, match=r"'played' ended at .*start it again"):
         play.Played(tmp_path, run="played-2", restore_from=LATEST)
     monkeypatch.undo()
