@@ -149,7 +149,7 @@ class FaultyStore(MemoryStore):
         self.may_commit.set()
         self.commits_waiting = threading.Semaphore(0)
         self.fail_next = 0
-        self.opened = 0
+        self.incarnation = 0
 
     @contextmanager
     def write(self, *, intake: bool) -> Iterator[Any]:
@@ -164,10 +164,6 @@ class FaultyStore(MemoryStore):
     def close(self) -> None:
         """Stay usable: the shard opens it again."""
 
-    @property
-    def incarnation(self) -> int:
-        return self.opened
-
 
 @pytest.fixture
 def store() -> FaultyStore:
@@ -177,7 +173,7 @@ def store() -> FaultyStore:
 @pytest.fixture
 def parts(store: FaultyStore) -> ShardParts:
     def open_store() -> FaultyStore:
-        store.opened += 1
+        store.incarnation += 1
         return store
 
     return ShardParts(
