@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import RecordInfo, SelectRecords
-from ftlayer.vertex.rules import layer as selecting
 from ftlayer.vertex.rules import walk as walking
 
 STREAMS = ["orders/lines", "orders/returns", "shop/lines"]
@@ -174,8 +173,7 @@ def test_all_pages_together_are_what_a_filter_leaves_of_the_listing(
     kit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "MAX_EXAMINED", 5)
-    for module in (selecting, walking):
-        monkeypatch.setattr(module, "PASSED_AT_ONCE", 2)
+    monkeypatch.setattr(walking, "PASSED_AT_ONCE", 2)
 
     @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(steps, max_size=25), st.lists(selections(), min_size=1, max_size=6))
