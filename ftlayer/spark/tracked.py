@@ -391,6 +391,9 @@ def struct_of(schema: StructType | str, uid: str) -> StructType:
 
     if isinstance(schema, StructType):
         stream_plan.check_names(schema, f"schema of {uid!r}")
+    if schema == "" or schema == StructType():
+        raise ConfigError(f"schema of {uid!r}: there is no column in it; write 'name type, …' with its types")
+    if isinstance(schema, StructType):
         return schema
     if not isinstance(schema, str):
         raise ConfigError(

@@ -60,8 +60,6 @@ def parse_ddl(text: str) -> pa.Schema:
     """
     parser = _Parser(text)
     fields = parser.fields(end=None)
-    if not fields:
-        raise ConfigError(f"schema {text!r}: expected at least one column, like 'user string'")
     names = [field.name for field in fields]
     for name in names:
         if names.count(name) > 1:

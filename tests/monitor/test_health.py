@@ -273,6 +273,34 @@ def test_what_a_vertex_counted_is_a_jobs_if_no_other_job_had_any(made: Any) -> N
     assert finding.text.startswith("at least 1 record of orders")
 
 
+def test_a_job_whose_end_was_asked_for_and_not_heard_is_not_to_be_started_again(made: Any) -> None:
+    gone = made.view(is_up=False, is_gone=True, as_of_ms=made.now_ms - 60_000)
+    for state in ("draining", "ending", "stopping"):
+        judgement = job_health(gone, made.job(pid=7, host="w1", state=state))
+        assert judgement.health is Health.OK
+        (finding,) = judgement.findings
+        assert finding.text.endswith(
+            f"was {state} when it was heard last, 60 s ago, and its program (process 7 on w1) has ended"
+        )
+
+
+def test_no_checkpoint_is_due_before_a_job_runs(made: Any) -> None:
+    now, due = made.now_ms, totals(interval_ms=1_000)
+    starting = made.job(state="starting", since_ms=now - 60_000, checkpoint_totals=due)
+    assert job_health(made.view(), starting).health is Health.OK
+    began = (Incident(now - 2_000, "state", "starting → running"),)
+    just_runs = made.job(since_ms=now - 60_000, checkpoint_totals=due, incidents=began)
+    assert job_health(made.view(), just_runs).health is Health.OK
+    long_runs = made.job(
+        since_ms=now - 60_000, checkpoint_totals=due, incidents=(Incident(now - 4_000, "state", "x"),)
+    )
+    assert (
+        job_health(made.view(), long_runs)
+        .findings[0]
+        .text.startswith("orders has completed no checkpoint for 4 s")
+    )
+
+
 def test_a_job_that_said_no_last_word_is_not_ok(made: Any) -> None:
     now = made.now_ms
     job, ended = made.job(pid=7, host="w1"), made.job(state="ended", final=True)

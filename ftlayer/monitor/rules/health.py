@@ -178,7 +178,7 @@ def driver_health(
             *_circuits(PageLink(Page.JOB, view.vertex, job.owner), job.name, job.circuits),
             *_stuck_functions(view.vertex, job),
             *_sources_away(view.vertex, job),
-            *_checkpoints(view.vertex, job),
+            *_checkpoints(view.vertex, announced),
             *_died(view.vertex, announced),
             *_failing(view.vertex, job),
             *_watermark(view.vertex, job, hour),
@@ -290,7 +290,8 @@ def _sources_away(vertex: str, job: calls.JobDetails) -> Iterator[Finding]:
             yield Finding(Health.LOOK, text, PageLink(Page.JOB, vertex, job.owner, operator=uid))
 
 
-def _checkpoints(vertex: str, job: calls.JobDetails) -> Iterator[Finding]:
+def _checkpoints(vertex: str, announced: calls.AnnouncedJob) -> Iterator[Finding]:
+    job = announced.job
     totals = job.checkpoint_totals
     if totals is None:
         return
@@ -303,7 +304,7 @@ def _checkpoints(vertex: str, job: calls.JobDetails) -> Iterator[Finding]:
         )
         yield Finding(Health.BROKEN, text, place)
     # None begins before the job runs, and none while it starts again.
-    began = (each.at_ms for each in job.incidents if each.kind == "state")
+    began = (each.at_ms for each in announced.incidents if each.kind == "state")
     since_ms = max(totals.last_completed_ms, job.since_ms, *began)
     if (
         job.state == "running"

@@ -215,3 +215,6 @@ def test_a_ddl_schema_without_a_session_is_a_clear_error(monkeypatch: pytest.Mon
     with pytest.raises(ConfigError, match=r"ingest 'clicks'.*there is none.*StructType"):
         struct_of("a bigint, s string", "ingest 'clicks'")
     assert struct_of(SCHEMA, "ingest 'clicks'") is SCHEMA
+    for empty in ("", StructType()):
+        with pytest.raises(ConfigError, match="schema of 'parse': there is no column in it"):
+            struct_of(empty, "parse")
