@@ -288,7 +288,8 @@ class KeepLetters(MutatingCall, AnsweredBy["LettersKept"], route=Route.STREAM):
 
     def check_fields(self) -> None:
         check_name(self.file, "KeepLetters.file", MAX_FILE_BYTES)
-        check_least(self.part, 0, "KeepLetters.part")
+        if not 0 <= self.part < 1 << 32:
+            raise MalformedRequestError(f"KeepLetters.part: expected 0 to 2^32-1, got {self.part}")
         check_most(self.letters, MAX_LETTERS, "KeepLetters.letters")
         for index, letter in enumerate(self.letters):
             letter.check(f"KeepLetters.letters[{index}]")

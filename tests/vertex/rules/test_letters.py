@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ftlayer.errors import ProtocolError, StaleOwnerError, StoreFullError
+from ftlayer.errors import MalformedRequestError, ProtocolError, StaleOwnerError, StoreFullError
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import (
     Attempt,
@@ -91,6 +91,13 @@ def test_a_kept_letter_is_a_dead_letter_as_any_other(job: Any) -> None:
     (group,) = job.call(calls.DeadGroups("orders")).groups
     assert (group.count, group.operator) == (2, "parse")
     assert job.stats()["dead_letters"] == 2
+
+
+def test_a_part_that_the_store_has_no_room_for_is_refused() -> None:
+    KeepLetters(STREAM, "run-1", (1 << 32) - 1, (letter(1),), "run").check()
+    for part in (1 << 32, -1):
+        with pytest.raises(MalformedRequestError, match=r"KeepLetters.part: expected 0 to 2\^32-1"):
+            KeepLetters(STREAM, "run-1", part, (letter(1),), "run").check()
 
 
 def test_a_part_is_kept_once_until_its_file_is_forgotten(job: Any) -> None:
