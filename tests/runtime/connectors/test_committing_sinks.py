@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from ftlayer.checkpoint.snapshots import SinkPart
 from ftlayer.errors import ConfigError, JobError, UnauthorizedError
 from ftlayer.functions.data_sources import DataSourceStreamArrowWriter
-from ftlayer.runtime.connectors import sinks as committing_sink
+from ftlayer.runtime.connectors import sinks
 from ftlayer.runtime.connectors.sinks import CommittingWriterBody, FunctionSinkBody, open_sink
 from ftlayer.runtime.protocol.messages import unseal
 from ftlayer.runtime.task.contract import Settled
@@ -191,7 +191,7 @@ def test_memory_errors_go_up() -> None:
 def test_many_bytes_are_written_at_once_and_belong_to_the_next_checkpoint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(committing_sink, "MAX_BYTES", 32)
+    monkeypatch.setattr(sinks, "MAX_BYTES", 32)
     writer = Plain()
     body = sink(writer)
     body.write(ids(1, 2), 0)
@@ -205,7 +205,7 @@ def test_many_bytes_are_written_at_once_and_belong_to_the_next_checkpoint(
 
 
 def test_rows_of_checkpoints_that_failed_count_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committing_sink, "MAX_BYTES", 32)
+    monkeypatch.setattr(sinks, "MAX_BYTES", 32)
     writer = Plain()
     body = sink(writer)
     for checkpoint in (1, 2, 3):
@@ -217,7 +217,7 @@ def test_rows_of_checkpoints_that_failed_count_as_well(monkeypatch: pytest.Monke
 
 
 def test_a_writer_that_raises_then_fails_the_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committing_sink, "MAX_BYTES", 8)
+    monkeypatch.setattr(sinks, "MAX_BYTES", 8)
     writer = Plain()
     writer.errors = [OSError("down")]
     with pytest.raises(JobError, match="sink 'out': write failed"):
@@ -225,7 +225,7 @@ def test_a_writer_that_raises_then_fails_the_slot(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_loop_waits_for_the_thread_that_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committing_sink, "MAX_BYTES", 32)
+    monkeypatch.setattr(sinks, "MAX_BYTES", 32)
     writer = Plain()
     writer.may_go.clear()
     body = sink(writer)
@@ -246,7 +246,7 @@ def test_the_loop_waits_for_the_thread_that_writes(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_is_behind_the_restored_checkpoint_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committing_sink, "MAX_BYTES", 32)
+    monkeypatch.setattr(sinks, "MAX_BYTES", 32)
     writer = Plain()
     body = sink(writer)
     for checkpoint in (1, 2, 3):

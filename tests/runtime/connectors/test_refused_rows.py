@@ -19,7 +19,7 @@ from ftlayer.errors import ConfigError, JobError, SinkRowError
 from ftlayer.functions.data_sources import DataSourceStreamArrowWriter
 from ftlayer.records.ipc import read_one_batch
 from ftlayer.runtime.barrier_mode.task.mode import ChainSnapshot
-from ftlayer.runtime.connectors import sinks as committing_sink
+from ftlayer.runtime.connectors import sinks
 from ftlayer.runtime.connectors.sinks import CommittingWriterBody, open_sink
 from ftlayer.runtime.protocol.messages import unseal
 from ftlayer.topology.operators import Sink, WriterSink
@@ -162,7 +162,7 @@ def test_a_writer_that_is_away_behind_its_refusal_makes_no_letter_yet() -> None:
 def test_rows_that_were_written_before_their_barrier_have_its_letters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(committing_sink, "MAX_BYTES", 1)
+    monkeypatch.setattr(sinks, "MAX_BYTES", 1)
     body = sink(Plain({2}))
     body.write(ids(1, 2), 0)
     (letter,) = body.precommit(9)().letters

@@ -11,7 +11,7 @@ from ftlayer.common.rules.circuit import CircuitStatus
 from ftlayer.common.rules.histogram import Exemplar, Histogram
 from ftlayer.config import TopologyOptions
 from ftlayer.functions.token_bucket import TokenBucket
-from ftlayer.runtime.protocol import messages as durations
+from ftlayer.runtime.protocol import messages
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.messages import MAX_TIME_MS, MIN_TIME_MS
 from ftlayer.runtime.slot.rules.inbox import FeedbackOutput, Inbox, inbox_for
@@ -207,7 +207,7 @@ def counters_of(seats: Iterable[Seat]) -> dict[str, int]:
         counters["records_out"] += seat.records_in if seat.is_sink else 0
         counters[f"records_in/{seat.uid}"] += seat.records_in
         counters[f"records_out/{seat.uid}"] += seat.records_out
-        counters.update(durations.counters_of(durations.END_TO_END, seat.latencies))
+        counters.update(messages.counters_of(messages.END_TO_END, seat.latencies))
         if seat.late:
             counters["late"] += seat.late
             counters[f"late/{seat.uid}"] += seat.late
@@ -233,7 +233,7 @@ def exemplars_of(seats: Iterable[Seat]) -> dict[str, Exemplar]:
     """Return exemplars of the counters of `END_TO_END`; may be called by any thread."""
     found: dict[str, Exemplar] = {}
     for seat in seats:
-        found |= durations.exemplars_of(durations.END_TO_END, seat.latencies)
+        found |= messages.exemplars_of(messages.END_TO_END, seat.latencies)
     return found
 
 

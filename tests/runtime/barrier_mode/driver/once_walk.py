@@ -9,7 +9,7 @@ from once_outside import Outside
 from once_world import World
 
 from ftlayer.checkpoint.barrier import SnapshotKind
-from ftlayer.runtime.connectors import sinks as committing_sink
+from ftlayer.runtime.connectors import sinks
 
 
 class Walk:
@@ -17,7 +17,7 @@ class Walk:
 
     def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.random = random.Random(seed)
-        monkeypatch.setattr(committing_sink, "MAX_BYTES", self.random.choice([100, 1 << 20]))
+        monkeypatch.setattr(sinks, "MAX_BYTES", self.random.choice([100, 1 << 20]))
         self.outside = Outside(self.random.getrandbits(32))
         self.world = World(self.outside)
         self.world.start_driver(self.random.randint(1, 3))
