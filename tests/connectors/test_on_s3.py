@@ -83,9 +83,9 @@ def test_a_delta_table(s3_server: Any, bucket: str) -> None:
     assert len(sink.clean(older_than=-60)) == 1
     two = [DeltaLog(url, options, "it") for _ in range(2)]
     last = sink.write(rows(4))
-    two[0].add([last], {}, 4)
+    two[0].add([last], 4)
     with pytest.raises(deltalake.exceptions.CommitFailedError):
-        two[1].add([last], {}, 4)
+        two[1].add([last], 4)
 
 
 @pytest.mark.campaign

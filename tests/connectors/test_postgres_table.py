@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
+import msgpack
 import psycopg
 import pytest
 
 from ftlayer.connectors.postgres.source import PostgresTableReader
+from ftlayer.connectors.queue_stream import pack_position
 from ftlayer.errors import ConfigError, SourceChangedError
 from ftlayer.sources import PostgresTableSource
 from ftlayer.topology.operators import Member
@@ -265,7 +267,8 @@ def test_transactions_that_begin_again_below_those_read_are_an_error(
         f"INSERT INTO {table} VALUES (gen_random_uuid(), 'a', (pg_current_xact_id()::text::bigint + 10^9)::text::xid8)"
     )
     reader = opened(server, table, "xid")
-    position = reader._pack(server.execute(f"SELECT xid::text, id::text FROM {table}")[0])
+    last = server.execute(f"SELECT xid::text, id::text FROM {table}")[0]
+    position = pack_position(reader._named, msgpack.packb(last))
     reader.close()
     reader = opened(server, table, "xid", position)
     with pytest.raises(SourceChangedError, match=r"read up to 'xid' \d+, and the last one given out is \d+"):

@@ -315,7 +315,7 @@ def test_with_checkpoints_there_is_no_circuit_breaker() -> None:
         "checkpointing": CheckpointConfig(directory="x"),
     }
     says = "there is no option 'max_failing': it is one of FTLayer.embedded"
-    with pytest.raises(ConfigError, match=f"StreamEnvironment.__init__: {says}"):
+    with pytest.raises(ConfigError, match=f"StreamEnvironment: {says}"):
         StreamEnvironment(**given, max_failing="5%")
     env: Any = StreamEnvironment(**given)
     env.source([1], "n int", uid="numbers", max_failing="5%").sink(print)

@@ -64,7 +64,7 @@ def test_other_jobs_hold_the_task_slots(environment: Any, spark: Any) -> None:
         numbers(env).sink(print)
         with pytest.raises(
             JobStartError,
-            match=r"were not up within 4000 ms .*Spark has not started the task.*end the other Spark jobs",
+            match=r"w(as|ere) not up within 4000 ms .*Spark has not started the task.*end the other Spark jobs",
         ):
             env.execute_async().wait(600)
     finally:
