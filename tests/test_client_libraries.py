@@ -19,7 +19,7 @@ _EXTRAS = (
 _OF_EXTRAS = (
     "ftlayer.monitor.console.",
     "ftlayer.connectors.postgres.staging",
-    "ftlayer.vertex.service.otlp",
+    "ftlayer.vertex.service.otlp_data",
 )
 _LOOKS = {"ftlayer.monitor.console.options"}
 

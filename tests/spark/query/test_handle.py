@@ -487,14 +487,17 @@ def test_behind_a_committed_batch_the_strategy_decides_on_it() -> None:
 
 
 def test_batches_count_the_strategys_failures_down() -> None:
-    class Successes(FixedDelay):
-        seen = 0
+    """A query counts with a copy of its own: a strategy that two were given is used up by neither for the other."""
+    seen: list[int] = []
 
+    class Successes(FixedDelay):
         def on_success(self) -> None:
-            self.seen += 1
+            seen.append(id(self))
 
     strategy = Successes(3, "1ms")
-    supervisor = supervisor_of(Starter(), strategy)
-    supervisor.report(BatchDetails(0))
-    assert strategy.seen == 1
-    supervisor.stop()
+    supervisors = [supervisor_of(Starter(), strategy) for _ in range(2)]
+    for supervisor in supervisors:
+        supervisor.report(BatchDetails(0))
+    assert len({*seen, id(strategy)}) == 3
+    for supervisor in supervisors:
+        supervisor.stop()

@@ -22,7 +22,8 @@ from ftlayer.errors import ConfigError, VertexUnavailableError
 from ftlayer.vertex.metrics import catalogue
 from ftlayer.vertex.metrics.catalogue import Families, Metric, MetricKind
 from ftlayer.vertex.service.embedded import EmbeddedVertex
-from ftlayer.vertex.service.otlp import OtlpMetrics, Starts, otlp_name
+from ftlayer.vertex.service.otlp import OtlpMetrics
+from ftlayer.vertex.service.otlp_data import Starts, otlp_name
 
 LABELS = {"topology": "shop", "source": "orders"}
 
