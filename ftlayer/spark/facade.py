@@ -441,11 +441,13 @@ class FTLayer(FTLayerEngine, checks.UserFacing, words=_WORDS):
 
     def requeue(self, keys: Iterable[str | bytes]) -> int:
         """Give dead letters (by their ``key``) their attempts back; return how many there were."""
-        return self.client.call(calls.Requeue(_keys(keys), user_name())).count
+        call = calls.Requeue(_keys(keys), user_name())  # Wrong keys open no store.
+        return self.client.call(call).count
 
     def purge(self, keys: Iterable[str | bytes]) -> int:
         """Delete dead letters permanently; return how many there were."""
-        return self.client.call(calls.Purge(_keys(keys), user_name())).count
+        call = calls.Purge(_keys(keys), user_name())
+        return self.client.call(call).count
 
     def stats(self) -> dict[str, float]:
         """Counters and gauges of the vertex."""
