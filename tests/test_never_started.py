@@ -85,7 +85,7 @@ def said() -> Iterator[Said]:
     ("build", "words"),
     [
         (tracked, "has no end"),
-        (lambda: tracked().map(str, NO_COLUMNS).filter(bool), "has no end"),
+        (lambda: tracked().map(str, StructType().add("n", "long")).filter(bool), "has no end"),
         (writer, "query 'logs' was built here and never started: call .start()"),
         (lambda: writer().option("a", "b"), "query 'logs'"),
         (sourced_env, "topology 'hosts' was built here and never executed: call .execute()"),
