@@ -389,11 +389,10 @@ def struct_of(schema: StructType | str, uid: str) -> StructType:
     from pyspark.errors import ParseException, PySparkRuntimeError
     from pyspark.sql.types import StructType
 
-    if isinstance(schema, StructType):
-        stream_plan.check_names(schema, f"schema of {uid!r}")
-    if schema == "" or schema == StructType():
+    if schema in ("", StructType()):
         raise ConfigError(f"schema of {uid!r}: there is no column in it; write 'name type, …' with its types")
     if isinstance(schema, StructType):
+        stream_plan.check_names(schema, f"schema of {uid!r}")
         return schema
     if not isinstance(schema, str):
         raise ConfigError(
